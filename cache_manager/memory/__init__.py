@@ -1,0 +1,1 @@
+"""Pool memory and how it is handed to runners."""

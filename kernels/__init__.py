@@ -1,0 +1,1 @@
+"""Device work: the KV layout, the list of operations and their implementations."""

@@ -1,0 +1,1 @@
+"""The operations on torch's fastest CPU paths."""

@@ -1,0 +1,1 @@
+"""The specification of every operation, in plain torch."""

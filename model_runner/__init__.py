@@ -1,0 +1,1 @@
+"""The process that owns the weights and runs the model."""

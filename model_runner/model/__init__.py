@@ -1,0 +1,1 @@
+"""The decoder, its layers and its weights."""

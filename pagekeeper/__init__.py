@@ -1,0 +1,3 @@
+"""Pagekeeper: an LLM server over gRPC whose KV cache outlives the engine."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,31 @@
+"""Structured logs on standard error: for people on a terminal, JSON lines otherwise."""
+
+import logging
+import sys
+
+import structlog
+
+
+def configure_logging(process: str, level: str = "info") -> None:
+    """Set up structlog and the standard library's logging, once, at the start of a process.
+
+    Args:
+        process: bound to every line as `process`.
+        level: "debug", "info", "warning" or "error".
+    """
+    logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(message)s")
+    pretty = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.StackInfoRenderer(),
+            *([] if pretty else [structlog.processors.format_exc_info]),
+            structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(process=process)

@@ -1,0 +1,71 @@
+"""Configuration: flags over PAGEKEEPER_* environment over the file named by PAGEKEEPER_CONFIG_FILE (TOML).
+
+A process describes its settings once, as a class; its flags, variables and file keys all follow from the fields.
+Settings are frozen, validated at start, and read only in `__main__`.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from pagekeeper.common.errors import ConfigurationError
+
+
+class Settings(BaseSettings):
+    """What every process is told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PAGEKEEPER_", frozen=True, extra="ignore", cli_kebab_case=True, cli_hide_none_type=True
+    )
+
+    runtime_dir: Path = Field(
+        default_factory=lambda: Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / "pagekeeper",
+        description="Directory of the internal Unix sockets; mode 0700, path under 100 bytes.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags first, then the environment, then the file."""
+        del dotenv_settings, file_secret_settings
+        file = os.environ.get("PAGEKEEPER_CONFIG_FILE")
+        sources = (init_settings, env_settings)
+        return (*sources, TomlConfigSettingsSource(settings_cls, Path(file))) if file else sources
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_settings(cls: type[S], args: list[str] | None = None) -> S:
+    """Read the settings of a process from its flags, environment and file.
+
+    Raises:
+        ConfigurationError: a value is missing or wrong; the message names the field on one line.
+    """
+    try:
+        return CliApp.run(cls, cli_args=sys.argv[1:] if args is None else args)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or "configuration"
+        raise ConfigurationError(f"{name}: {first['msg']}") from error
+    except SettingsError as error:
+        raise ConfigurationError(str(error).splitlines()[0]) from error

@@ -1,0 +1,76 @@
+"""The runtime directory with the internal sockets, and gRPC options that every process uses."""
+
+import os
+import stat
+from pathlib import Path
+
+from pagekeeper.common.errors import ConfigurationError
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_MAX_SOCKET_PATH_BYTES = 100
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+]
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *CHANNEL_OPTIONS,
+    # Two servers on one port would each get half of the clients; a busy port must be an error.
+    ("grpc.so_reuseport", 0),
+    # A client may ping every 10 s without data and never gets a strike for it.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_metadata_size", 16 * 1024),
+]
+
+
+class RuntimeDir:
+    """Names of the internal sockets in one directory that only our user can enter.
+
+    The directory's mode is the access control of every internal link: whoever can open a socket in it is trusted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def cache_socket(self) -> Path:
+        """CacheService of the cache manager."""
+        return self.path / "cache.sock"
+
+    @property
+    def handover_socket(self) -> Path:
+        """Where the cache manager hands out session tokens and descriptors."""
+        return self.path / "handover.sock"
+
+    def runner_socket(self, name: str) -> Path:
+        """RunnerService of the runner called `name`."""
+        return self.path / f"runner-{name}.sock"
+
+    def runner_sockets(self) -> list[Path]:
+        """Every runner socket that exists now, by name."""
+        return sorted(self.path.glob("runner-*.sock"))
+
+    def prepare(self) -> None:
+        """Create the directory, mode 0700, or check the one that is there.
+
+        Raises:
+            ConfigurationError: it cannot be created, is not ours, is open to others, or its path is too long.
+        """
+        if len(os.fsencode(self.runner_socket("x" * 16))) > _MAX_SOCKET_PATH_BYTES:
+            raise ConfigurationError(f"runtime_dir: {self.path} is too long for a Unix socket; choose a shorter path")
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            info = self.path.stat()
+        except OSError as error:
+            raise ConfigurationError(f"runtime_dir: cannot create {self.path}: {error.strerror}") from error
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
+            raise ConfigurationError(f"runtime_dir: {self.path} must be a directory of this user with mode 0700")
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"runtime_dir: {self.path} is not writable")
+
+
+def unix_target(path: Path) -> str:
+    """The gRPC target (or address to listen on) of a Unix socket."""
+    return f"unix:{path}"

@@ -1,0 +1,1 @@
+"""Generated from protos/pagekeeper/v1; see `make protos`."""
