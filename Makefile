@@ -1,0 +1,107 @@
+# Every target makes the environment it needs in .venv; see README.md.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+# The interpreter that .venv is made with, 3.11 or newer.
+PYTHON ?= python3
+# A torch wheel, or a version such as 2.13.0+cpu, where pip by itself would fetch a build you do not want.
+TORCH ?=
+PAGEKEEPER_HOME ?= $(HOME)/.cache/pagekeeper
+export PAGEKEEPER_HOME
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUN_ENV := $(VENV)/.run-installed
+TEST_ENV := $(VENV)/.test-installed
+DEMO_MODEL := $(PAGEKEEPER_HOME)/models/smollm2-135m-instruct/config.json
+PROTOS := $(sort $(wildcard protos/pagekeeper/v1/*.proto))
+PROTOC := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos
+STUBS_IN = --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1)
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# ---- use -----------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: $(RUN_ENV) $(DEMO_MODEL) ## Install, fetch the demo model, ask it a question, print cache statistics
+	$(BIN)/python -m pagekeeper.cli.demo
+
+.PHONY: up
+up: $(RUN_ENV) $(DEMO_MODEL) ## Serve the demo model until Ctrl-C
+	$(BIN)/pagekeeper up
+
+# ---- develop -------------------------------------------------------------------------------------
+
+.PHONY: test
+test: check $(DEMO_MODEL) ## Everything that needs no GPU: make check, then all tests
+	$(BIN)/python -m pytest -m "not gpu and not docker and not peer"
+
+.PHONY: check
+check: lint types imports protos-check cases-check ## Format, lint, types, import contracts, protos, spelling, case list
+
+.PHONY: lint types imports protos-check cases-check
+lint: $(TEST_ENV)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/codespell
+
+types: $(TEST_ENV)
+	$(BIN)/mypy
+
+imports: $(TEST_ENV)
+	$(BIN)/lint-imports
+
+protos-check: $(TEST_ENV)
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	rm -rf build/stubs && mkdir -p build/stubs
+	$(PROTOC) $(call STUBS_IN,build/stubs) $(PROTOS)
+	diff -r --exclude=__init__.py --exclude=__pycache__ build/stubs/pagekeeper/v1 pagekeeper/v1 \
+		|| { echo "pagekeeper/v1 is not what protos/ describes: run make protos"; exit 1; }
+
+# A reported fault that has a test keeps it: tests/cases.txt lists them.
+cases-check:
+	diff <(cut -d' ' -f1 tests/cases.txt) \
+		<(grep -rhoE 'def test_case_[0-9]{2}' --include='*.py' tests | grep -oE '[0-9]{2}$$' | sort -u) \
+		|| { echo "tests/cases.txt (<) and the tests named test_case_NN (>) differ"; exit 1; }
+
+.PHONY: protos
+protos: $(TEST_ENV) ## Generate pagekeeper/v1 from protos/
+	$(PROTOC) $(call STUBS_IN,.) $(PROTOS)
+
+.PHONY: accept
+accept: $(TEST_ENV) $(DEMO_MODEL) ## Measure every promise and print promise, figure, bound, pass or fail
+	$(BIN)/python -m bench.accept
+
+.PHONY: clean
+clean: ## Remove the environment and everything generated
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- environment ---------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Pagekeeper needs Python 3.11 or newer: make PYTHON=/path/to/python3")'
+	$(PYTHON) -m venv $(VENV)
+
+# What INSTALL is given is one of the extras; a torch that was asked for comes first, so pip keeps it.
+define INSTALL
+	$(if $(TORCH),$(BIN)/python -m pip install "$(if $(wildcard $(TORCH)),$(TORCH),torch==$(TORCH))")
+	$(BIN)/python -m pip install --quiet --editable ".[$(1)]"
+	touch $@
+endef
+
+$(RUN_ENV): pyproject.toml | $(BIN)/python
+	$(call INSTALL,convert)
+
+$(TEST_ENV): pyproject.toml | $(BIN)/python
+	$(call INSTALL,test)
+	touch $(RUN_ENV)
+
+$(DEMO_MODEL): | $(RUN_ENV)
+	$(BIN)/pagekeeper model fetch smollm2
