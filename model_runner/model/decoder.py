@@ -1,0 +1,73 @@
+"""The decoder of the Llama family: token ids in, logits out, K and V in the paged pool."""
+
+import torch
+import torch.nn.functional as F
+
+from kernels.interface import AttentionBatch, Kernels
+from model_runner.model.config import ModelConfig
+from model_runner.model.layers import DecoderLayer, Rotation
+from model_runner.model.rotary import RotaryEmbedding
+from model_runner.model.weights.names import EMBEDDING, FINAL_NORM, HEAD, ROPE_FACTORS
+from model_runner.model.weights.source import WeightSource
+from pagekeeper.common.errors import ConfigurationError
+
+
+class Decoder:
+    """Embedding, layers, final norm and head. Keeps nothing between calls.
+
+    Args:
+        config: the shape.
+        weights: every parameter is taken out of it.
+        kernels: the operations.
+
+    Raises:
+        ConfigurationError: a tensor is missing or has a wrong shape.
+    """
+
+    def __init__(self, config: ModelConfig, weights: WeightSource, kernels: Kernels) -> None:
+        hidden, vocab = config.hidden_size, config.vocab_size
+        self._kernels = kernels
+        self._epsilon = config.rms_norm_epsilon
+        self._scale = config.head_dim**-0.5
+        self._windows = config.sliding_windows
+        factors = weights.take(ROPE_FACTORS, config.head_dim // 2) if ROPE_FACTORS in weights else None
+        self._rotary = RotaryEmbedding(config.rope, config.head_dim, factors)
+        self._embedding = weights.take(EMBEDDING, vocab, hidden)
+        self._layers = [DecoderLayer(i, config, weights, kernels) for i in range(config.num_layers)]
+        self._norm = weights.take(FINAL_NORM, hidden)
+        head = weights.take(HEAD, vocab, hidden) if HEAD in weights or not config.tied_head else self._embedding
+        if config.tied_head and not torch.equal(head, self._embedding):
+            raise ConfigurationError(f"weights: {HEAD} differs from the embedding it is tied to")
+        self._head = kernels.prepare_linear(head, None)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: AttentionBatch,
+        kv_pool: torch.Tensor,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run one step: store K and V of its tokens in the pool and return logits of the rows asked for.
+
+        Args:
+            token_ids: [tokens] int64, sequence after sequence in the order of `batch`.
+            positions: [tokens] int64, of each token in its sequence, from 0.
+            batch: where the tokens live in the pool.
+            kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+            logit_rows: [rows] int64, indices into `token_ids`.
+
+        Returns:
+            [rows, vocab_size] float32; an inference tensor, so change it in place only under inference mode.
+        """
+        rotation = Rotation(*self._rotary.angles(positions))
+        attentions = {
+            window: self._kernels.prepare_attention(batch, kv_pool, self._scale, window)
+            for window in set(self._windows)
+        }
+        x = F.embedding(token_ids, self._embedding)
+        for layer, window in zip(self._layers, self._windows, strict=True):
+            x = layer.forward(x, rotation, attentions[window])
+        x = self._kernels.rms_norm(x[logit_rows], self._norm, self._epsilon)
+        return self._head(x).float()

@@ -1,0 +1,1 @@
+"""Reading weights: every tensor of the files exactly once, every parameter filled."""

@@ -1,0 +1,39 @@
+"""Weights in the safetensors format."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from pagekeeper.common.errors import ConfigurationError
+
+_DTYPES = ("F32", "F16", "BF16")
+
+
+class SafetensorsFile:
+    """One .safetensors file; the library checks its header against the file's size before it is believed.
+
+    Raises:
+        ConfigurationError: the header is not valid, or a tensor's dtype is not a float of 16 or 32 bits.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ConfigurationError(f"weights: {path.name} is not a safetensors file: {error}") from error
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for name in self._file.keys():  # noqa: SIM118 - safe_open is no mapping
+            tensor = self._file.get_slice(name)
+            if tensor.get_dtype() not in _DTYPES:
+                raise ConfigurationError(f"weights: tensor {name} is {tensor.get_dtype()}, not {', '.join(_DTYPES)}")
+            self._shapes[name] = tuple(tensor.get_shape())
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor."""
+        return self._shapes
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor in the dtype it is stored in."""
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor

@@ -1,0 +1,142 @@
+"""Tiny random models, written without transformers in a few milliseconds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+END, START_OF_TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_SENTENCES = [
+    "The quick brown fox jumps over the lazy dog while the keeper turns another page of the book.",
+    "What is the capital of France? The capital of France is Paris, and it lies on the river Seine.",
+    "A block is written by one runner until it is full; then it is sealed, shared and found by its content.",
+    "Größe, naïve, café, 東京, 🙂: text is bytes, and half a character is never shown to anyone.",
+]
+
+
+def write_tiny_model(path: Path, architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a random model directory: config, weights, tokenizer with a chat template, generation defaults.
+
+    Args:
+        path: directory to create.
+        architecture: "llama", "mistral", "qwen2" or "qwen3".
+        seed: of the weights.
+        overrides: fields of config.json, such as `num_hidden_layers=1`.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer = tiny_tokenizer()
+    config = tiny_config(architecture, vocab_size=tokenizer.get_vocab_size(), **overrides)
+    (path / "config.json").write_text(json.dumps(config, indent=2))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
+    save_file(tiny_weights(config, seed), path / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save(str(path / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": START_OF_TURN,
+        "eos_token": END_OF_TURN,
+        "unk_token": END,
+        "pad_token": END,
+        "model_max_length": config["max_position_embeddings"],
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return path
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """Byte-level BPE over any text, with the three special tokens at ids 0, 1 and 2."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(token, special=True, normalized=False) for token in (END, START_OF_TURN, END_OF_TURN)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=384, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(_SENTENCES, trainer)
+    return tokenizer
+
+
+def tiny_config(architecture: str, **overrides: Any) -> dict[str, Any]:
+    """Content of a config.json: two layers, four heads in two groups, everything else small."""
+    config: dict[str, Any] = {
+        "architectures": [CLASSES[architecture]],
+        "model_type": architecture,
+        "vocab_size": 384,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": architecture == "llama",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "sliding_window": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "dtype": "float32",
+    }
+    return config | overrides
+
+
+def tiny_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """Random float32 weights of that shape, large enough that logits differ clearly between tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, size, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    architecture = config["model_type"]
+    output_bias = architecture in ("llama", "qwen3") and config["attention_bias"]
+    qkv_bias = output_bias or architecture == "qwen2"
+    weights: dict[str, torch.Tensor] = {}
+
+    def normal(*shape: int, scale: float) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * scale
+
+    def linear(name: str, out_features: int, in_features: int, has_bias: bool) -> None:
+        weights[f"{name}.weight"] = normal(out_features, in_features, scale=1.5 * in_features**-0.5)
+        if has_bias:
+            weights[f"{name}.bias"] = normal(out_features, scale=0.1)
+
+    def norm(name: str, width: int) -> None:
+        weights[f"{name}.weight"] = 1 + normal(width, scale=0.1)
+
+    weights["model.embed_tokens.weight"] = normal(config["vocab_size"], hidden, scale=1.0)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        norm(f"{prefix}.input_layernorm", hidden)
+        linear(f"{prefix}.self_attn.q_proj", q_size, hidden, qkv_bias)
+        linear(f"{prefix}.self_attn.k_proj", kv_size, hidden, qkv_bias)
+        linear(f"{prefix}.self_attn.v_proj", kv_size, hidden, qkv_bias)
+        linear(f"{prefix}.self_attn.o_proj", hidden, q_size, output_bias)
+        if architecture == "qwen3":
+            norm(f"{prefix}.self_attn.q_norm", head_dim)
+            norm(f"{prefix}.self_attn.k_norm", head_dim)
+        norm(f"{prefix}.post_attention_layernorm", hidden)
+        mlp_bias = architecture == "llama" and config["mlp_bias"]
+        linear(f"{prefix}.mlp.gate_proj", size, hidden, mlp_bias)
+        linear(f"{prefix}.mlp.up_proj", size, hidden, mlp_bias)
+        linear(f"{prefix}.mlp.down_proj", hidden, size, mlp_bias)
+    norm("model.norm", hidden)
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = normal(config["vocab_size"], hidden, scale=hidden**-0.5)
+    return weights
