@@ -1,0 +1,197 @@
+"""`python -m model_runner`: load the model, attach to the cache manager, serve gateways until told to stop."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+
+import grpc
+import structlog
+import torch
+
+from cache_manager.client import CacheClient, CacheConnectionLost, Exchange, Fingerprint
+from kernels.interface import Kernels
+from kernels.kv_layout import KvLayout
+from kernels.select import select_kernels
+from model_runner.config import RunnerSettings
+from model_runner.device import CpuDevice
+from model_runner.engine import Engine, StepCost
+from model_runner.model.load import LoadedModel, load_decoder
+from model_runner.scheduler import Output, Scheduler, SchedulerLimits
+from model_runner.service import RunnerInfo, RunnerService
+from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.logging import configure_logging
+from pagekeeper.common.process import run_process
+from pagekeeper.common.settings import load_settings
+from pagekeeper.common.sockets import SERVER_OPTIONS, RuntimeDir, unix_target
+from pagekeeper.v1 import runner_pb2_grpc
+
+_STEP_BASE_S = 20.0
+_SLOWEST_FLOPS = 5e9
+"""A step that computes fewer operations a second than this, after its base time, counts as hung."""
+_CONNECT_PAUSE_S = 0.1
+_WATCHDOG_PERIOD_S = 0.5
+
+log = structlog.get_logger()
+
+
+class Manager:
+    """Opens sessions with the cache manager, with what never changes over a runner's life."""
+
+    def __init__(self, settings: RunnerSettings, runner_id: str, layout: KvLayout, fingerprint: Fingerprint) -> None:
+        self._runtime_dir = RuntimeDir(settings.runtime_dir)
+        self._wait_s = settings.manager_wait_s
+        self._runner_id = runner_id
+        self._layout = layout
+        self._fingerprint = fingerprint
+        self.stopping = threading.Event()
+
+    def connect(self) -> Exchange:
+        """Wait for a manager and attach.
+
+        Raises:
+            CacheConnectionLost: none came in time, or the runner is stopping.
+            ConfigurationError: the manager refuses this model or layout.
+        """
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            try:
+                left = max(_CONNECT_PAUSE_S, deadline - time.monotonic())
+                return CacheClient.connect(
+                    self._runtime_dir, self._runner_id, self._layout, self._fingerprint, timeout_s=left
+                )
+            except (CacheConnectionLost, TimeoutError):
+                if time.monotonic() > deadline or self.stopping.wait(_CONNECT_PAUSE_S):
+                    raise
+
+
+def context_limit(settings: RunnerSettings, model: LoadedModel, exchange: Exchange) -> int:
+    """Most tokens of prompt and answer together: a sequence of this length always fits an otherwise empty pool.
+
+    Raises:
+        ConfigurationError: the pool holds less than two tokens.
+    """
+    granted = exchange.granted
+    fits = (granted.num_blocks - 1 - granted.watermark_blocks) * settings.block_size
+    limit = min(fits, model.config.max_position_embeddings, settings.max_context_length or fits)
+    if limit < 2:
+        raise ConfigurationError(
+            f"pool_size: {granted.num_blocks} blocks of {granted.block_bytes} bytes hold no sequence; raise --pool-size"
+        )
+    return limit
+
+
+def load(settings: RunnerSettings) -> tuple[LoadedModel, Kernels, KvLayout]:
+    """Load the model onto its kernels.
+
+    Raises:
+        ConfigurationError: a setting or the model does not allow it.
+    """
+    if settings.device == "cuda":
+        raise ConfigurationError("device: this version runs on the CPU only; use --device cpu")
+    try:
+        kernels = select_kernels("cpu" if settings.kernels == "auto" else settings.kernels)
+        model = load_decoder(settings.model, kernels)
+        return model, kernels, model.kv_layout(settings.block_size)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+async def serve(settings: RunnerSettings) -> int:
+    """Run until SIGTERM or SIGINT, or until the engine fails; returns the exit code."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+    runner_id = f"{settings.name}-{uuid.uuid4().hex[:8]}"
+    structlog.contextvars.bind_contextvars(runner_id=runner_id)
+    RuntimeDir(settings.runtime_dir).prepare()
+
+    started = time.monotonic()
+    model, kernels, layout = await asyncio.to_thread(load, settings)
+    log.info("model loaded", model=str(settings.model), seconds=round(time.monotonic() - started, 2))
+    fingerprint = Fingerprint(model.config_digest.hex(), model.weights_digest.hex(), layout.dtype)
+    manager = Manager(settings, runner_id, layout, fingerprint)
+    first = await asyncio.to_thread(manager.connect)
+    info = RunnerInfo(
+        runner_id=runner_id,
+        model=settings.model_name or settings.model.resolve().name,
+        vocab_size=model.config.vocab_size,
+        max_context_length=context_limit(settings, model, first),
+        block_size=settings.block_size,
+    )
+
+    service = RunnerService(info)
+    sessions = iter([first])
+
+    def connect() -> Exchange:
+        exchange = next(sessions, None) or manager.connect()
+        if exchange.granted.num_blocks != first.granted.num_blocks:
+            raise ConfigurationError(
+                "pool_size: the restarted cache manager's pool has another size; restart the runner"
+            )
+        return exchange
+
+    def deliver(step: int, outputs: list[Output]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed already while the process ends
+            loop.call_soon_threadsafe(service.deliver, step, outputs)
+
+    engine = Engine(
+        Scheduler(SchedulerLimits(settings.block_size, settings.max_batch_tokens, settings.max_sequences)),
+        CpuDevice(model.decoder, kernels, layout),
+        settings.block_size,
+        connect,
+        deliver,
+        StepCost(_STEP_BASE_S, 2 * model.num_parameters / _SLOWEST_FLOPS),
+    )
+    service.start(engine)
+    engine_ended = loop.run_in_executor(None, engine.run)
+    watch_over(engine)
+
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    runner_pb2_grpc.add_RunnerServiceServicer_to_server(service, server)
+    address = unix_target(RuntimeDir(settings.runtime_dir).runner_socket(settings.name))
+    server.add_insecure_port(address)
+    await server.start()
+    log.info("ready", listen=address, max_context_length=info.max_context_length)
+
+    engine_ended.add_done_callback(lambda _: stop.set())
+    await stop.wait()
+    failed = engine_ended.done()
+    if not failed:
+        log.info("draining")
+        await service.drain(settings.grace_s)
+    await server.stop(grace=1.0)
+    manager.stopping.set()
+    engine.stop()
+    await engine_ended
+    return 1 if failed else 0
+
+
+def watch_over(engine: Engine) -> None:
+    """Start the watchdog: a step over its limit ends the process, since nothing else could give its blocks back."""
+
+    def watch() -> None:
+        while True:
+            time.sleep(_WATCHDOG_PERIOD_S)
+            report = engine.report()
+            if report.hung:
+                log.error("the step hangs; exiting", step=report.step, seconds=report.seconds)
+                os._exit(1)
+
+    threading.Thread(target=watch, name="watchdog", daemon=True).start()
+
+
+def main() -> int:
+    """Serve; returns the exit code."""
+    settings = load_settings(RunnerSettings)
+    configure_logging("runner", settings.log_level)
+    return asyncio.run(serve(settings))
+
+
+if __name__ == "__main__":
+    run_process("runner", main)

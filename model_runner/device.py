@@ -1,0 +1,81 @@
+"""The device seen as a queue: one step is launched and runs by itself while the engine talks to the cache manager."""
+
+import mmap
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from kernels.interface import Kernels
+from kernels.kv_layout import KvLayout
+from model_runner.batch import DeviceBatch
+from model_runner.model.decoder import Decoder
+from model_runner.sampler import sample
+
+
+def view_pool(memory: mmap.mmap, layout: KvLayout, num_blocks: int) -> torch.Tensor:
+    """The pool as `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]` over the same bytes."""
+    pool = torch.frombuffer(memory, dtype=torch.uint8, count=num_blocks * layout.block_bytes)
+    return pool.view(getattr(torch, layout.dtype)).view(num_blocks, *layout.block_shape)
+
+
+class Flight:
+    """A launched step."""
+
+    def __init__(self, future: Future[tuple[list[int], float]]) -> None:
+        self._future = future
+
+    @property
+    def ended(self) -> bool:
+        """The step has ended, whatever came of it."""
+        return self._future.done()
+
+    def result(self) -> tuple[list[int], float]:
+        """Wait for the end: the sampled ids, in order of the batch's logit_rows, and its time.monotonic()."""
+        return self._future.result()
+
+
+class CpuDevice:
+    """Runs steps on one thread, in order.
+
+    All tensor work stays on that thread: torch keeps a pool of worker threads for each thread that calls it, and two
+    pools on the same cores fight.
+    """
+
+    def __init__(self, decoder: Decoder, kernels: Kernels, layout: KvLayout) -> None:
+        self._decoder = decoder
+        self._kernels = kernels
+        self._layout = layout
+        self._pool: torch.Tensor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
+
+    def bind(self, memory: mmap.mmap, num_blocks: int) -> None:
+        """Compute on this pool from the next step on."""
+        self._pool = view_pool(memory, self._layout, num_blocks)
+
+    def unbind(self) -> None:
+        """Let go of the pool's memory, so that it can be unmapped."""
+        self._pool = None
+
+    def launch(self, batch: DeviceBatch) -> Flight:
+        """Start a step; it runs after every step launched before it."""
+        pool = self._pool
+        if pool is None:
+            raise RuntimeError("no pool is bound")
+        return Flight(self._thread.submit(self._run, batch, pool))
+
+    def close(self) -> None:
+        """Wait for the last step and end the thread."""
+        self._thread.shutdown()
+
+    def _run(self, batch: DeviceBatch, pool: torch.Tensor) -> tuple[list[int], float]:
+        with torch.inference_mode():
+            if batch.copy_sources:
+                self._kernels.copy_blocks(pool, batch.copy_sources, batch.copy_destinations)
+            tokens: list[int] = []
+            if len(batch.token_ids):
+                logits = self._decoder.forward(
+                    batch.token_ids, batch.positions, batch.attention, pool, batch.logit_rows
+                )
+                tokens = sample(logits, batch.sample_requests) if batch.sample_requests else []
+        return tokens, time.monotonic()

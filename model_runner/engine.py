@@ -1,0 +1,230 @@
+"""The engine: one thread that turns granted sequences into tokens, step by step.
+
+A step k, as `Engine.step` reads:
+
+    schedule   choose work from what message k-1 was granted
+    launch     the device starts; from here on everything overlaps it
+    exchange   message k: seals and releases of what steps before k computed, slots for step k+1
+    emit       the tokens of step k-1; their predecessors are sealed now
+    complete   wait for the device, take in the tokens of step k
+
+The device never waits for the cache manager: what an answer grants is used by the next step. A token is shown to a
+client only after the message that seals what was computed before it, so whoever resumes the stream finds it cached.
+"""
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from cache_manager.client import CacheConnectionLost, Exchange
+from model_runner.batch import build_batch
+from model_runner.device import CpuDevice, Flight
+from model_runner.report import EngineReport, EngineState
+from model_runner.scheduler import Output, Scheduler, Step
+from model_runner.sequence import Sequence
+from pagekeeper.common.errors import BugError
+from pagekeeper.common.ids import SequenceId
+
+_RETRY_PAUSE_S = 0.005
+"""How long an engine with nothing to run waits before it asks again for blocks that another runner holds."""
+_ANSWER_POLL_S = 0.5
+_REATTACH_TIMEOUT_S = 5.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """How long a step may take before the runner counts as hung; grows with the step's tokens."""
+
+    base_s: float
+    per_token_s: float
+
+    def limit_s(self, num_tokens: int) -> float:
+        """Seconds for a step of so many tokens."""
+        return self.base_s + num_tokens * self.per_token_s
+
+
+class Engine:
+    """Runs the scheduler's steps on the device. `run` is the body of its thread; the other methods are for others.
+
+    Args:
+        scheduler: used by the engine's thread alone.
+        device: where steps run.
+        block_size: tokens a block.
+        connect: opens a new session with a cache manager, and waits for one as long as it takes.
+        on_outputs: called on the engine's thread with a step's number and outputs; must not block.
+        cost: when a step counts as hung.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        device: CpuDevice,
+        block_size: int,
+        connect: Callable[[], Exchange],
+        on_outputs: Callable[[int, list[Output]], None],
+        cost: StepCost,
+    ) -> None:
+        self._scheduler = scheduler
+        self._device = device
+        self._block_size = block_size
+        self._connect = connect
+        self._on_outputs = on_outputs
+        self._cost = cost
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopping = False
+        self._exchange: Exchange | None = None
+        self._step_number = 0
+        self._held_since: int | None = None
+        self._pending: list[Output] = []
+        # Written by the engine's thread, read by the event loop; each is replaced whole.
+        self._state = EngineState(since=time.monotonic())
+        self._step_seconds = 0.0
+        self._manager_wait_seconds = 0.0
+
+    # -- for other threads
+
+    def submit(self, sequence: Sequence) -> None:
+        """Hand over a new sequence."""
+        self._commands.put(lambda: self._scheduler.add(sequence))
+
+    def cancel(self, sequence_id: SequenceId) -> None:
+        """Drop a sequence at the next step boundary; no output of it follows a later step."""
+        self._commands.put(lambda: self._scheduler.cancel(sequence_id))
+
+    def stop(self) -> None:
+        """End `run` at the next step boundary."""
+        self._stopping = True
+        self._commands.put(lambda: None)
+
+    def report(self) -> EngineReport:
+        """What the engine is doing now."""
+        return self._state.report(
+            now=time.monotonic(),
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            step_seconds=self._step_seconds,
+            manager_wait_seconds=self._manager_wait_seconds,
+            preemptions=self._scheduler.num_preemptions,
+        )
+
+    # -- the engine's thread
+
+    def run(self) -> None:
+        """Step until `stop`; a lost cache manager is waited for, anything else that goes wrong is raised."""
+        self._attach()
+        try:
+            while not self._stopping:
+                self.step()
+                if not self._scheduler.has_work and self._held_since is None and not self._pending:
+                    self._take_commands(wait_s=None)
+                elif self._scheduler.stalled and not self._scheduler.running:
+                    self._take_commands(wait_s=_RETRY_PAUSE_S)
+        finally:
+            self._device.close()
+            if self._exchange is not None:
+                self._exchange.close()
+
+    def step(self) -> None:
+        """One step, as the module's docstring says."""
+        started = time.monotonic()
+        self._take_commands(wait_s=0)
+        self._step_number += 1
+        step = self._scheduler.schedule()
+        flight = self._launch(step)
+        connected = self._talk(flight)
+        self._emit()
+        if flight is not None:
+            tokens, _ = flight.result()
+            self._pending = self._scheduler.complete(step, tokens)
+            self._step_seconds += time.monotonic() - started
+        self._state = EngineState(since=time.monotonic(), step=self._step_number)
+        if not connected:
+            self._emit()
+            self._attach()
+
+    def _take_commands(self, wait_s: float | None) -> None:
+        """Carry out what other threads asked for; wait for the first command as long as `wait_s` (None: for ever)."""
+        try:
+            self._commands.get(block=wait_s != 0, timeout=wait_s)()
+            while True:
+                self._commands.get(block=False)()
+        except queue.Empty:
+            pass
+
+    def _launch(self, step: Step) -> Flight | None:
+        if not step.entries and not step.copies:
+            return None
+        flight = self._device.launch(build_batch(step, self._block_size))
+        limit_s = self._cost.limit_s(step.num_tokens)
+        self._state = EngineState(time.monotonic(), self._step_number, limit_s, flight)
+        return flight
+
+    def _talk(self, flight: Flight | None) -> bool:
+        """Exchange this step's message, if there is anything to say. False if the cache manager is lost."""
+        if self._exchange is None:
+            raise BugError("the engine is not attached")
+        operations = self._scheduler.plan()
+        completed = self._step_number - (flight is not None)
+        flushes = self._held_since is not None and completed > self._held_since
+        if not operations and not flushes:
+            return True
+        sent = time.monotonic()
+        self._state = self._state.waiting(sent)
+        try:
+            self._exchange.send(self._step_number, completed, operations)
+            results = None
+            while results is None and not self._stopping:
+                try:
+                    results = self._exchange.receive(_ANSWER_POLL_S)
+                except TimeoutError:
+                    continue
+        except CacheConnectionLost:
+            return False
+        self._state = self._state.answered()
+        if results is None:
+            return True
+        self._count_wait(sent, flight)
+        if flushes:
+            self._held_since = None
+        if self._scheduler.apply(results):
+            self._held_since = self._step_number
+        return True
+
+    def _count_wait(self, sent: float, flight: Flight | None) -> None:
+        """The device had nothing to do from its step's end to the answer; without a step, from the question on."""
+        if flight is None:
+            self._manager_wait_seconds += time.monotonic() - sent
+        elif flight.ended:
+            self._manager_wait_seconds += max(0.0, time.monotonic() - max(sent, flight.result()[1]))
+
+    def _emit(self) -> None:
+        if self._pending:
+            self._on_outputs(self._step_number - 1, self._pending)
+            self._pending = []
+
+    def _attach(self) -> None:
+        """Begin a session, on the same pool if only the stream broke, and let every live sequence be opened anew."""
+        self._state = EngineState(time.monotonic(), self._step_number).waiting(time.monotonic())
+        if self._exchange is None or not self._reattached(self._exchange):
+            self._device.unbind()
+            if self._exchange is not None:
+                self._exchange.close()
+            self._exchange = self._connect()
+            self._device.bind(self._exchange.memory, self._exchange.granted.num_blocks)
+        self._scheduler.restart()
+        self._held_since = None
+        self._state = EngineState(time.monotonic(), self._step_number)
+        log.info("attached to the cache manager", epoch=self._exchange.granted.epoch)
+
+    def _reattached(self, exchange: Exchange) -> bool:
+        try:
+            exchange.reattach(_REATTACH_TIMEOUT_S)
+        except (CacheConnectionLost, TimeoutError) as error:
+            log.warning("the cache manager is gone", error=str(error))
+            return False
+        return True

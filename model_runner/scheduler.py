@@ -1,0 +1,335 @@
+"""Which sequences run in the next step, and what the cache manager must be asked for it.
+
+Policy only: plain data in, plain data out. A step works on what was granted before it was launched; what the step
+after it needs is asked for while it runs, so the device never waits for an answer. The engine calls, once a step,
+
+    schedule()  →  plan()  →  apply(results)  →  complete(tokens)
+
+Continuous batching with chunked prefill under a token budget: sequences that need one token (decode) come first,
+then prompts in order of priority and arrival. Under shortage the youngest running sequence gives way; it is opened
+again later with everything it has, which is also how a runner starts over on an empty pool.
+"""
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+from model_runner.sequence import FinishReason, Sequence, Status
+from pagekeeper.common.errors import BugError
+from pagekeeper.common.ids import SequenceId
+from pagekeeper.common.operations import (
+    BlockCopy,
+    Extend,
+    Extended,
+    Open,
+    Opened,
+    Operation,
+    Refused,
+    Release,
+    Result,
+    Seal,
+    Sealed,
+    Shortage,
+)
+
+_PlannedOperation = Seal | Release | Extend | Open
+
+_ORDER = attrgetter("order")
+_MAX_OPENS_PER_STEP = 4
+"""How much an Open finds in the cache is only known with its answer; a few at a time bound what is held too early."""
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """What one step may hold."""
+
+    block_size: int
+    max_batch_tokens: int
+    """Token budget of a step."""
+    max_sequences: int
+    """Most sequences that run at once."""
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """The sequence computes its next `num_tokens` tokens in this step."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """The step reaches the last known token, so it yields the next one."""
+        return self.sequence.num_computed + self.num_tokens == len(self.sequence.token_ids)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Work of one step: `copies` come before any write, then `entries`, those with a single token first."""
+
+    entries: list[Scheduled]
+    copies: list[BlockCopy]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(entry.num_tokens for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One sequence's news of a step: a token at `position` of the answer, the end, or both."""
+
+    sequence: Sequence
+    position: int
+    token_id: int | None
+    finish_reason: FinishReason | None
+
+
+class Scheduler:
+    """Waiting and running sequences of one runner."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._limits = limits
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._leaving: list[Sequence] = []
+        self._planned: list[_PlannedOperation] = []
+        self._copies: list[BlockCopy] = []
+        self._sequences: dict[SequenceId, Sequence] = {}
+        self._short = False
+        self._head_refused = False
+        self.num_preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Something is left to compute or to tell the cache manager."""
+        return bool(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a new sequence; it waits until the cache manager grants its Open."""
+        self._sequences[sequence.id] = sequence
+        bisect.insort(self.waiting, sequence, key=_ORDER)
+
+    def cancel(self, sequence_id: SequenceId) -> None:
+        """Drop a sequence between two steps; what it computed stays findable. Unknown ids are ignored."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None and sequence.status is not Status.ENDED:
+            self._end(sequence)
+
+    @property
+    def stalled(self) -> bool:
+        """Nothing can run until another runner, or the end of a step, gives blocks back."""
+        return self._short or self._head_refused
+
+    def schedule(self) -> Step:
+        """Choose this step's work from what is granted: single tokens first, then prompts, within the budget."""
+        entries: list[Scheduled] = []
+        budget = self._limits.max_batch_tokens
+        for sequence in sorted(self.running, key=lambda s: len(s.token_ids) - s.num_computed > 1):
+            num_tokens = min(len(sequence.token_ids), sequence.num_slots) - sequence.num_computed
+            num_tokens = min(num_tokens, budget)
+            if num_tokens > 0:
+                entries.append(Scheduled(sequence, num_tokens))
+                sequence.num_in_flight = num_tokens
+                budget -= num_tokens
+        copies, self._copies = self._copies, []
+        # A prompt's last token alone is a decode to the kernels.
+        return Step(sorted(entries, key=lambda entry: entry.num_tokens > 1), copies)
+
+    def plan(self) -> list[Operation]:
+        """What to tell the cache manager while the step runs: seals and releases, then slots for the next step."""
+        seals, releases, extends = list(self._seals()), list(self._releases()), list(self._extends())
+        opens = list(self._opens())
+        self._planned = [*seals, *releases, *self._withdrawals(opens), *extends, *opens]
+        return [*self._planned]
+
+    def apply(self, results: list[Result]) -> bool:
+        """Take in the answers to the last plan. Returns whether the message let blocks go.
+
+        Raises:
+            BugError: an operation was refused as against the protocol.
+        """
+        self._short = self._head_refused = lets_go = False
+        for operation, result in zip(self._planned, results, strict=True):
+            sequence = self._sequences.get(operation.sequence) if not isinstance(operation, Release) else None
+            match operation, result:
+                case _, Refused(reason):
+                    raise BugError(f"{operation} was refused: {reason}")
+                case Seal(), Sealed(blocks) if sequence is not None and sequence.status is Status.RUNNING:
+                    first = sequence.num_sealed_blocks - len(blocks)
+                    lets_go |= sequence.block_table[first : sequence.num_sealed_blocks] != blocks
+                    sequence.block_table[first : sequence.num_sealed_blocks] = blocks
+                case Extend(), Extended(kept, blocks, copies) if sequence is not None:
+                    lets_go |= bool(copies) or kept < len(sequence.block_table)
+                    sequence.block_table[kept:] = blocks
+                    self._rename(sequence, copies)
+                    sequence.num_slots = len(sequence.block_table) * self._limits.block_size
+                case Open(), Opened() if sequence is not None:
+                    self._opened(sequence, result)
+                case Open(), Shortage():
+                    self._head_refused = True
+                case Extend(), Shortage() if sequence is not None:
+                    self._give_way(sequence, result)
+                case Release(), _:
+                    lets_go = True
+        self._planned = []
+        return lets_go
+
+    def complete(self, step: Step, tokens: list[int]) -> list[Output]:
+        """Take in the end of a step. `tokens` has one id for each entry of `step` that samples, in order."""
+        outputs = []
+        sampled = iter(tokens)
+        for entry in step.entries:
+            sequence = entry.sequence
+            samples = entry.samples
+            sequence.num_recomputed_tokens += max(
+                0, min(sequence.was_computed, sequence.num_launched) - sequence.num_computed
+            )
+            sequence.num_computed += entry.num_tokens
+            sequence.num_in_flight = 0
+            sequence.was_computed = max(sequence.was_computed, sequence.num_computed)
+            if samples:
+                outputs.append(self._append(sequence, next(sampled)))
+        return outputs
+
+    def restart(self) -> None:
+        """Forget every grant: the pool is gone or the session is new, so every live sequence waits to be opened again.
+
+        Call it between steps only. Sequences that had ended need no Release any more.
+        """
+        for sequence in self._sequences.values():
+            self._reset(sequence)
+        self._sequences = {s.id: s for s in self._sequences.values() if s.status is not Status.ENDED}
+        for sequence in self._sequences.values():
+            sequence.status = Status.WAITING
+        self.waiting = sorted(self._sequences.values(), key=_ORDER)
+        self.running, self._leaving, self._planned, self._copies = [], [], [], []
+        self._short = self._head_refused = False
+
+    # -- what the next message says, in its order
+
+    def _seals(self) -> Iterator[Seal]:
+        size = self._limits.block_size
+        for sequence in [*self.running, *self._leaving]:
+            first, full = sequence.num_sealed_blocks, sequence.num_computed // size
+            if full > first:
+                sequence.num_sealed_blocks = full
+                yield Seal(
+                    sequence.id, sequence.token_ids[first * size : full * size], sequence.block_table[first:full]
+                )
+
+    def _releases(self) -> Iterator[Release]:
+        for sequence in self._leaving:
+            tail = sequence.num_sealed_blocks * self._limits.block_size
+            yield Release(sequence.id, sequence.token_ids[tail : sequence.num_computed])
+            self._reset(sequence)
+            if sequence.status is Status.PREEMPTED:
+                sequence.status = Status.WAITING
+                bisect.insort(self.waiting, sequence, key=_ORDER)
+            else:
+                del self._sequences[sequence.id]
+        self._leaving = []
+
+    def _extends(self) -> Iterator[Extend]:
+        budget = self._limits.max_batch_tokens
+        for sequence in sorted(self.running, key=lambda s: s.length_after_step - s.num_launched > 1):
+            num_tokens = min(sequence.length_after_step - sequence.num_launched, budget)
+            if num_tokens <= 0 or sequence.ends_after_step:
+                continue
+            budget -= num_tokens
+            if sequence.num_launched + num_tokens > sequence.num_slots:
+                yield Extend(sequence.id, sequence.num_launched + num_tokens)
+
+    def _opens(self) -> Iterator[Open]:
+        if self._short:
+            return
+        # While the oldest Open is refused, the younger ones would be too.
+        most = 1 if self._head_refused else _MAX_OPENS_PER_STEP
+        room = min(most, self._limits.max_sequences - len(self.running))
+        prefill = sum(s.length_after_step - s.num_launched for s in self.running)
+        for sequence in self.waiting[: max(0, room)]:
+            if prefill >= self._limits.max_batch_tokens:
+                return
+            prefill += len(sequence.token_ids)
+            sequence.open_sent = True
+            yield Open(
+                sequence.id,
+                sequence.tenant,
+                list(sequence.token_ids),
+                max_cached_tokens=len(sequence.token_ids) - 1,
+                max_new_tokens=self._limits.max_batch_tokens,
+                reopen=sequence.was_computed > 0,
+            )
+
+    def _withdrawals(self, opens: list[Open]) -> Iterator[Release]:
+        """A refused Open that is not tried again would hold up every younger one, another runner's too."""
+        tried = {operation.sequence for operation in opens}
+        for sequence in self.waiting:
+            if sequence.open_sent and sequence.id not in tried:
+                sequence.open_sent = False
+                yield Release(sequence.id)
+
+    # -- answers
+
+    def _opened(self, sequence: Sequence, opened: Opened) -> None:
+        self.waiting.remove(sequence)
+        sequence.status = Status.RUNNING
+        sequence.block_table = list(opened.blocks)
+        self._rename(sequence, opened.copies)
+        sequence.num_computed = opened.num_cached_tokens
+        sequence.num_sealed_blocks = opened.num_cached_tokens // self._limits.block_size
+        sequence.num_slots = len(opened.blocks) * self._limits.block_size
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = min(opened.num_cached_tokens, sequence.num_prompt_tokens)
+        bisect.insort(self.running, sequence, key=_ORDER)
+
+    def _rename(self, sequence: Sequence, copies: list[BlockCopy]) -> None:
+        for copy in copies:
+            sequence.block_table[copy.index] = copy.destination
+        self._copies.extend(copies)
+
+    def _give_way(self, sequence: Sequence, shortage: Shortage) -> None:
+        """Preempt the youngest sequence, unless blocks are on their way already."""
+        if not self._short and shortage.releasing_blocks == 0:
+            self._preempt(self.running[-1])
+        self._short = True
+
+    # -- changes of state
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        sequence.status = Status.PREEMPTED
+        self._leaving.append(sequence)
+        self.num_preemptions += 1
+
+    def _append(self, sequence: Sequence, token_id: int) -> Output:
+        position = sequence.num_generated_tokens
+        if token_id in sequence.sampling.stop_token_ids:
+            self._end(sequence)
+            return Output(sequence, position, None, FinishReason.STOP)
+        sequence.token_ids.append(token_id)
+        if len(sequence.token_ids) < sequence.max_total_tokens:
+            return Output(sequence, position, token_id, None)
+        self._end(sequence)
+        return Output(sequence, position, token_id, FinishReason.LENGTH)
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+        already_leaving = sequence.status is Status.PREEMPTED
+        sequence.status = Status.ENDED
+        if already_leaving:
+            return
+        if sequence.open_sent:
+            self._leaving.append(sequence)
+        else:
+            del self._sequences[sequence.id]
+
+    def _reset(self, sequence: Sequence) -> None:
+        sequence.block_table = []
+        sequence.num_computed = sequence.num_in_flight = sequence.num_slots = sequence.num_sealed_blocks = 0
+        sequence.open_sent = False

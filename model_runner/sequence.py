@@ -1,0 +1,112 @@
+"""A sequence: the tokens of one candidate, and how far their KV has come.
+
+```
+            Open granted                 stop token, length
+  WAITING ───────────────▶ RUNNING ───────────────────────────▶ ENDED
+     ▲                        │                                    ▲
+     └──── preempted: Release ┘            cancelled (from any) ───┘
+```
+
+Preemption, resume after a runner's death and a restart of the cache manager are all the same arrow back to WAITING:
+the next Open brings prompt and generated tokens, and the cache returns the longest sealed prefix.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from pagekeeper.common.ids import SequenceId
+from pagekeeper.common.operations import BlockRef
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a sequence's next token is chosen and when it ends; every default is filled in already."""
+
+    temperature: float
+    """0 is greedy."""
+    top_p: float
+    top_k: int
+    """0 is off."""
+    min_p: float
+    seed: int
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended by itself."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Status(enum.Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    PREEMPTED = enum.auto()
+    """Chosen to give way; its Release goes out with the next message, then it waits again."""
+    ENDED = enum.auto()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Mutable state of one candidate. Only the scheduler changes it."""
+
+    id: SequenceId
+    tenant: str
+    token_ids: list[int]
+    """Prompt, then generated tokens. Grows by one at each sampled token."""
+    num_prompt_tokens: int
+    max_total_tokens: int
+    """Length at which the sequence ends with LENGTH."""
+    sampling: SamplingParams
+    candidate: int = 0
+    priority: int = 0
+    """Lower is served earlier."""
+    num_resumed_tokens: int = 0
+    """Generated tokens that came with the submission."""
+
+    status: Status = Status.WAITING
+    block_table: list[BlockRef] = field(default_factory=list)
+    num_computed: int = 0
+    """Tokens whose KV is in the pool, by steps whose end was seen."""
+    num_in_flight: int = 0
+    """Tokens of the step that runs now."""
+    num_slots: int = 0
+    """Tokens that may be written without a word from the cache manager."""
+    num_sealed_blocks: int = 0
+    open_sent: bool = False
+    """An Open was sent and no Release since: the cache manager may know the sequence, if only as a refused Open."""
+
+    was_computed: int = 0
+    """Most tokens that were ever computed, by earlier attempts too: computing one of them again is recomputation."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens that the first Open found; None before."""
+    num_recomputed_tokens: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts by who is served first: priority, then arrival (ids rise)."""
+        return (self.priority, self.id)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens of the answer so far, resumed ones included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_launched(self) -> int:
+        """Tokens that are computed once the running step has ended."""
+        return self.num_computed + self.num_in_flight
+
+    @property
+    def length_after_step(self) -> int:
+        """Known tokens once the running step has ended: one more if it reaches the last one."""
+        return len(self.token_ids) + (self.num_in_flight > 0 and self.num_launched == len(self.token_ids))
+
+    @property
+    def ends_after_step(self) -> bool:
+        """The running step is certain to be the last one, whatever it samples."""
+        return self.length_after_step >= self.max_total_tokens
