@@ -1,3 +1,18 @@
 """Pagekeeper: an LLM server over gRPC whose KV cache outlives the engine."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pagekeeper.client import AdminClient, Client, Delta, Message, Usage
+
 __version__ = "0.1.0"
+__all__ = ["AdminClient", "Client", "Delta", "Message", "Usage", "__version__"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - the type of each name is declared above
+    # Every process imports this package; only those that use the client pay for gRPC.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pagekeeper import client
+
+    return getattr(client, name)

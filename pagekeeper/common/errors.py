@@ -3,7 +3,9 @@
 PagekeeperError
 ├── TryAgainError                 nothing is wrong with the request
 │   ├── OverloadedError           the queue is full                      RESOURCE_EXHAUSTED
-│   └── UnavailableError          draining, or no runner within the wait  UNAVAILABLE
+│   ├── UnavailableError          draining, or no runner within the wait  UNAVAILABLE
+│   ├── DeadlineError             the answer took longer than allowed    DEADLINE_EXCEEDED
+│   └── CannotConnectError        raised by clients: nobody answers      (none)
 ├── RequestError                  the client fixes the request
 │   ├── InvalidRequestError       a field is wrong                       INVALID_ARGUMENT
 │   ├── UnknownModelError         no such model                          NOT_FOUND
@@ -39,6 +41,14 @@ class UnavailableError(TryAgainError):
     def __init__(self, message: str, tokens_emitted: int = 0) -> None:
         super().__init__(message)
         self.tokens_emitted = tokens_emitted
+
+
+class DeadlineError(TryAgainError):
+    """The answer took longer than the client or the server allows."""
+
+
+class CannotConnectError(TryAgainError):
+    """Nobody answers at the address, or not who was expected. Raised by clients alone."""
 
 
 class RequestError(PagekeeperError):
