@@ -1,0 +1,118 @@
+"""The sampler is a pure function of (seed, candidate, position, logits)."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_runner.sampler import SampleRequest, philox4x32, sample, uniform
+from model_runner.sequence import SamplingParams
+
+DEFAULTS = SamplingParams(
+    temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=7, max_tokens=16, stop_token_ids=frozenset()
+)
+
+
+def request(position: int = 0, candidate: int = 0, **changes: float) -> SampleRequest:
+    return SampleRequest(dataclasses.replace(DEFAULTS, **changes), candidate, position)
+
+
+def random_logits(rows: int, vocab: int = 97, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "expected"),
+    [
+        # Known answers published with the Random123 library.
+        ((0, 0), (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 4, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0xA4093822, 0x299F31D0),
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_gives_the_published_words(key: tuple, counter: tuple, expected: tuple) -> None:
+    assert philox4x32(key, counter) == expected
+
+
+def test_uniform_numbers_are_even_and_distinct() -> None:
+    numbers = [uniform(seed=3, candidate=0, position=p) for p in range(4000)]
+    assert len(set(numbers)) == 4000
+    assert all(0 <= n < 1 for n in numbers)
+    assert abs(sum(numbers) / 4000 - 0.5) < 0.02
+
+
+def test_zero_temperature_is_the_likeliest_token() -> None:
+    logits = random_logits(5)
+    assert sample(logits, [request(p, temperature=0.0) for p in range(5)]) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-6}])
+def test_case_21_the_narrowest_filters_leave_the_likeliest_token(changes: dict[str, float]) -> None:
+    """Case 21: tiny top_p = argmax; top_k 1 = argmax."""
+    logits = random_logits(20)
+    assert sample(logits, [request(p, **changes) for p in range(20)]) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 0}, {"top_k": 97}, {"top_k": 5000}, {"top_p": 1.0}, {"min_p": 0.0}])
+def test_case_21_a_filter_that_is_off_changes_nothing(changes: dict[str, float]) -> None:
+    """Case 21: top_k 0 = off, > V = off."""
+    logits = random_logits(20)
+    assert sample(logits, [request(p, **changes) for p in range(20)]) == sample(logits, [request(p) for p in range(20)])
+
+
+def test_samples_follow_the_distribution() -> None:
+    probabilities = torch.tensor([0.5, 0.25, 0.15, 0.1])
+    rows = probabilities.log().repeat(4000, 1)
+    counts = torch.bincount(torch.tensor(sample(rows, [request(p) for p in range(4000)])), minlength=4)
+    assert torch.allclose(counts / 4000, probabilities, atol=0.03)
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it_and_top_k_comes_first() -> None:
+    rows = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().repeat(500, 1)
+    assert set(sample(rows, [request(p, top_p=0.7) for p in range(500)])) == {0, 1}
+    assert set(sample(rows, [request(p, top_p=0.71) for p in range(500)])) == {0, 1, 2}
+    # Of the two that top_k leaves, the first has 0.4 / 0.7 = 0.571 of the weight.
+    assert set(sample(rows, [request(p, top_k=2, top_p=0.57) for p in range(500)])) == {0}
+
+
+def test_min_p_drops_what_is_much_less_likely_than_the_likeliest() -> None:
+    rows = torch.tensor([0.5, 0.26, 0.14, 0.1]).log().repeat(500, 1)
+    assert set(sample(rows, [request(p, min_p=0.5) for p in range(500)])) == {0, 1}
+
+
+def test_a_token_of_no_weight_is_never_drawn() -> None:
+    rows = torch.full((300, 8), -math.inf)
+    rows[:, 3] = 0.0
+    assert set(sample(rows, [request(p) for p in range(300)])) == {3}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_row_is_sampled_alike_alone_and_among_any_neighbours(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 6))
+    logits = random_logits(rows, seed=data.draw(st.integers(0, 50)))
+    choices = st.builds(
+        request,
+        position=st.integers(0, 9),
+        candidate=st.integers(0, 3),
+        temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+        top_k=st.sampled_from([0, 1, 5]),
+        top_p=st.sampled_from([0.1, 0.9, 1.0]),
+        min_p=st.sampled_from([0.0, 0.2]),
+        seed=st.integers(0, 2**64 - 1),
+    )
+    requests = [data.draw(choices) for _ in range(rows)]
+    together = sample(logits, requests)
+    assert together == [sample(logits[i : i + 1], [requests[i]])[0] for i in range(rows)]
+
+
+def test_seed_candidate_and_position_each_change_the_draw() -> None:
+    base = uniform(1, 0, 0)
+    assert len({base, uniform(2, 0, 0), uniform(1, 1, 0), uniform(1, 0, 1), uniform(1 << 40, 0, 0)}) == 5

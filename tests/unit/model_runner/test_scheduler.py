@@ -1,0 +1,286 @@
+"""The scheduler's words, in exact order, against answers made up by the tests."""
+
+import itertools
+
+import pytest
+
+from model_runner.scheduler import Output, Scheduler, SchedulerLimits
+from model_runner.sequence import FinishReason, SamplingParams, Sequence, Status
+from pagekeeper.common.errors import BugError
+from pagekeeper.common.ids import BlockId, SequenceId
+from pagekeeper.common.operations import (
+    BlockRef,
+    Extend,
+    Extended,
+    Open,
+    Opened,
+    Operation,
+    Refused,
+    Release,
+    Released,
+    Result,
+    Seal,
+    Sealed,
+    Shortage,
+)
+
+STOP = 99
+SIZE = 8
+
+
+def refs(*ids: int) -> list[BlockRef]:
+    return [BlockRef(BlockId(i), 1) for i in ids]
+
+
+class Answers:
+    """Grants everything, with block ids that rise; `short` names sequences whose slots are refused."""
+
+    def __init__(self) -> None:
+        self.ids = itertools.count(1)
+        self.short: set[int] = set()
+        self.releasing = 0
+        self.cached: dict[int, int] = {}
+        self.tables: dict[int, int] = {}
+
+    def __call__(self, operations: list[Operation]) -> list[Result]:
+        return [self._answer(operation) for operation in operations]
+
+    def _answer(self, operation: Operation) -> Result:
+        match operation:
+            case Open() | Extend() if operation.sequence in self.short:
+                return Shortage(1, 0, self.releasing)
+            case Open():
+                cached = self.cached.get(operation.sequence, 0)
+                self.tables[operation.sequence] = 0
+                total = min(len(operation.token_ids), cached + operation.max_new_tokens)
+                return Opened(cached, self._grow(operation.sequence, total))
+            case Extend():
+                kept = self.tables[operation.sequence]
+                return Extended(kept, self._grow(operation.sequence, operation.num_tokens))
+            case Seal():
+                return Sealed(operation.blocks)
+            case Release():
+                return Released()
+        raise AssertionError(operation)
+
+    def _grow(self, sequence: int, num_tokens: int) -> list[BlockRef]:
+        needed = -(-num_tokens // SIZE)
+        fresh = refs(*(next(self.ids) for _ in range(needed - self.tables[sequence])))
+        self.tables[sequence] = needed
+        return fresh
+
+
+class Runner:
+    """Drives a scheduler step by step; every sampled token is its position unless told otherwise."""
+
+    def __init__(self, max_batch_tokens: int = 32, max_sequences: int = 8) -> None:
+        self.scheduler = Scheduler(SchedulerLimits(SIZE, max_batch_tokens, max_sequences))
+        self.answers = Answers()
+        self.ids = itertools.count(1)
+
+    def add(self, num_prompt: int, max_tokens: int = 100, priority: int = 0) -> Sequence:
+        number = next(self.ids)
+        sequence = Sequence(
+            id=SequenceId(number),
+            tenant="t",
+            token_ids=[number] * num_prompt,
+            num_prompt_tokens=num_prompt,
+            max_total_tokens=num_prompt + max_tokens,
+            sampling=SamplingParams(0.0, 1.0, 0, 0.0, 0, max_tokens, frozenset({STOP})),
+            priority=priority,
+        )
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, token: int = 5) -> tuple[dict[int, int], list[Operation], list[Output]]:
+        """Returns tokens scheduled by sequence id, operations sent, outputs."""
+        step = self.scheduler.schedule()
+        operations = self.scheduler.plan()
+        self.scheduler.apply(self.answers(operations))
+        outputs = self.scheduler.complete(step, [token] * sum(entry.samples for entry in step.entries))
+        return {e.sequence.id: e.num_tokens for e in step.entries}, operations, outputs
+
+
+def test_a_prompt_is_opened_computed_and_decoded() -> None:
+    runner = Runner()
+    sequence = runner.add(10)
+    work, operations, _ = runner.step()
+    assert work == {}
+    assert operations == [Open(sequence.id, "t", [1] * 10, 9, 32)]
+    work, operations, outputs = runner.step()
+    assert work == {1: 10}
+    assert operations == []  # the first decode's slot lies in the second block already
+    assert [(o.position, o.token_id) for o in outputs] == [(0, 5)]
+    work, operations, _ = runner.step()
+    assert work == {1: 1}
+    assert operations == [Seal(sequence.id, [1] * 8, refs(1))]
+
+
+def test_slots_are_asked_for_one_step_ahead_and_only_at_a_block_edge() -> None:
+    runner = Runner()
+    sequence = runner.add(15)
+    runner.step()
+    _, operations, _ = runner.step()  # computes 15, the step after it writes slot 15
+    assert operations == []
+    _, operations, _ = runner.step()  # writes slot 15, the step after it writes slot 16
+    assert operations == [Seal(sequence.id, [1] * 8, refs(1)), Extend(sequence.id, 17)]
+
+
+def test_single_tokens_come_first_and_prompts_share_what_the_budget_leaves() -> None:
+    runner = Runner(max_batch_tokens=16)
+    runner.add(4)
+    runner.step()
+    runner.step()
+    runner.add(20)
+    runner.add(20)
+    runner.step()
+    work, _, _ = runner.step()
+    assert work == {1: 1, 2: 15}
+    work, _, _ = runner.step()
+    assert work == {1: 1, 2: 5, 3: 10}  # the third was opened as soon as budget was in sight for it
+    work, _, _ = runner.step()
+    assert work == {1: 1, 2: 1, 3: 10}
+
+
+def test_a_cached_prefix_is_not_computed() -> None:
+    runner = Runner()
+    sequence = runner.add(20)
+    runner.answers.cached[1] = 16
+    runner.step()
+    work, _, _ = runner.step()
+    assert work == {1: 4}
+    assert sequence.num_cached_tokens == 16
+    assert sequence.num_recomputed_tokens == 0
+
+
+def test_a_stop_token_ends_the_sequence_and_is_not_part_of_it() -> None:
+    runner = Runner()
+    sequence = runner.add(4)
+    runner.step()
+    _, _, outputs = runner.step(token=STOP)
+    assert outputs == [Output(sequence, 0, None, FinishReason.STOP)]
+    _, operations, _ = runner.step()
+    assert operations == [Release(sequence.id, [1] * 4)]
+    assert not runner.scheduler.has_work
+
+
+def test_the_last_token_carries_the_reason_and_no_slot_is_asked_for_after_it() -> None:
+    runner = Runner()
+    sequence = runner.add(16, max_tokens=1)
+    runner.step()
+    work, operations, outputs = runner.step()
+    assert work == {1: 16}
+    assert operations == []
+    assert outputs == [Output(sequence, 0, 5, FinishReason.LENGTH)]
+    _, operations, _ = runner.step()
+    assert operations == [Seal(sequence.id, [1] * 16, refs(1, 2)), Release(sequence.id, [])]
+
+
+def test_priority_goes_before_arrival() -> None:
+    runner = Runner(max_sequences=1)
+    runner.add(4, priority=1)
+    urgent = runner.add(4, priority=0)
+    _, operations, _ = runner.step()
+    assert [o.sequence for o in operations] == [urgent.id]
+
+
+def test_the_youngest_gives_way_and_is_opened_again_with_its_tokens() -> None:
+    runner = Runner()
+    old, young = runner.add(8), runner.add(8)
+    runner.step()
+    runner.answers.short = {1}
+    work, operations, _ = runner.step()
+    assert work == {1: 8, 2: 8}
+    assert operations == [Extend(old.id, 9), Extend(young.id, 9)]
+    assert young.status is Status.PREEMPTED
+    runner.answers.releasing = 2
+    work, operations, _ = runner.step()
+    assert work == {}  # the old one has no slot yet
+    assert operations[:4] == [
+        Seal(old.id, [1] * 8, refs(1)),
+        Seal(young.id, [2] * 8, refs(2)),
+        Release(young.id, []),
+        Extend(old.id, 9),
+    ]
+    assert young.status is Status.WAITING
+    assert old.status is Status.RUNNING  # blocks are on their way: nobody else gives way
+    runner.answers.short = set()
+    runner.step()
+    work, operations, _ = runner.step()
+    assert work == {1: 1}
+    assert [type(o) for o in operations] == [Open]
+    assert operations[0] == Open(young.id, "t", [2] * 8 + [5], 8, 32, reopen=True)
+    runner.step()
+    assert young.num_recomputed_tokens == 8
+    assert runner.scheduler.num_preemptions == 1
+
+
+def test_a_short_sequence_with_nobody_younger_releases_itself() -> None:
+    runner = Runner()
+    alone = runner.add(8)
+    runner.step()
+    runner.answers.short = {1}
+    runner.step()
+    _, operations, _ = runner.step()
+    assert operations == [Seal(alone.id, [1] * 8, refs(1)), Release(alone.id, [])]
+    assert alone.status is Status.WAITING
+
+
+def test_a_refused_open_is_tried_alone_and_the_others_are_withdrawn() -> None:
+    runner = Runner()
+    runner.add(8)
+    runner.add(8)
+    runner.answers.short = {1, 2}
+    _, operations, _ = runner.step()
+    assert [(type(o), o.sequence) for o in operations] == [(Open, 1), (Open, 2)]
+    _, operations, _ = runner.step()
+    assert [(type(o), o.sequence) for o in operations] == [(Release, 2), (Open, 1)]
+    assert runner.scheduler.stalled
+    urgent = runner.add(8, priority=-1)
+    _, operations, _ = runner.step()
+    assert [(type(o), o.sequence) for o in operations] == [(Release, 1), (Open, urgent.id)]
+
+
+def test_a_cancelled_sequence_is_released_wherever_it_was() -> None:
+    runner = Runner(max_sequences=1)
+    running, waiting = runner.add(8), runner.add(8)
+    runner.step()
+    runner.scheduler.cancel(waiting.id)
+    runner.step()
+    runner.scheduler.cancel(running.id)
+    runner.scheduler.cancel(running.id)
+    _, operations, _ = runner.step()
+    assert operations == [Seal(running.id, [1] * 8, refs(1)), Release(running.id, [])]
+    assert not runner.scheduler.has_work
+
+
+def test_a_folded_block_is_renamed_in_the_table() -> None:
+    runner = Runner()
+    sequence = runner.add(10)
+    runner.step()
+    runner.step()
+    runner.scheduler.schedule()
+    operations = runner.scheduler.plan()
+    assert operations == [Seal(sequence.id, [1] * 8, refs(1))]
+    assert runner.scheduler.apply([Sealed(refs(40))])
+    assert sequence.block_table == refs(40, 2)
+
+
+def test_a_restart_opens_every_live_sequence_again() -> None:
+    runner = Runner()
+    ended, live = runner.add(8, max_tokens=1), runner.add(8)
+    runner.step()
+    runner.step()
+    assert ended.status is Status.ENDED
+    runner.scheduler.restart()
+    _, operations, _ = runner.step()
+    assert operations == [Open(live.id, "t", [2] * 8 + [5], 8, 32, reopen=True)]
+
+
+def test_a_refused_operation_is_a_bug() -> None:
+    runner = Runner()
+    runner.add(8)
+    runner.scheduler.schedule()
+    operations = runner.scheduler.plan()
+    with pytest.raises(BugError, match="stale"):
+        runner.scheduler.apply([Refused("stale")] * len(operations))
