@@ -17,7 +17,8 @@ class BlockRef(NamedTuple):
     generation: int
 
 
-class BlockCopy(NamedTuple):
+@dataclass(frozen=True)
+class BlockCopy:
     """Entry `index` of the block table now names `destination`; copy `source` into it before the next write."""
 
     index: int

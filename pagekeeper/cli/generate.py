@@ -1,0 +1,170 @@
+"""`pagekeeper generate`: one request, streamed to the terminal, or as one JSON object."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pagekeeper.cli.health import GATEWAY
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pagekeeper.client import Answer, Delta, Usage
+
+# A model may say anything, but it does not get to move the cursor or to set the window's title.
+_CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue, or with --chat what to answer.")],
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
+    n: Annotated[int | None, typer.Option("-n", help="Number of answers.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that reach this probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep so many tokens; 0 and -1 are off.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop tokens less likely than this share of the best.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON and nothing else, once the answer is whole.")] = False,
+    server: Annotated[str, typer.Option(help="Address of the gateway.")] = GATEWAY,
+) -> None:
+    """Continue a text or answer a question, token by token."""
+    from rich.console import Console
+
+    from pagekeeper.client import Client, Message
+
+    began = time.monotonic()
+    with (
+        Client(server) as client,
+        client.generate(
+            [Message("user", prompt)] if chat else prompt,
+            n=n,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            stop=stop or [],
+        ) as answer,
+    ):
+        console = Console(stderr=True)
+        if as_json:
+            print(json.dumps(collect(answer, began).as_json(), ensure_ascii=False))
+            return
+        result = (print_streaming if n in (None, 1) else print_at_the_end)(answer, began, console)
+        if console.is_terminal:
+            console.print(result.summary(), style="dim", highlight=False)
+
+
+@dataclass
+class Candidate:
+    """One answer, as far as it has come."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass
+class Result:
+    """What a request has brought so far; `began` and `first_token_at` are readings of the monotonic clock."""
+
+    began: float
+    candidates: dict[int, Candidate] = field(default_factory=dict)
+    first_token_at: float | None = None
+    seed: int | None = None
+    usage: "Usage | None" = None
+
+    def add(self, delta: "Delta") -> None:
+        """Take in one delta."""
+        candidate = self.candidates.setdefault(delta.index, Candidate(delta.index))
+        candidate.text += delta.text
+        candidate.token_ids += delta.token_ids
+        candidate.finish_reason = delta.finish_reason
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
+
+    def ttft_s(self) -> float | None:
+        """Seconds from the start to the first token; None when there was none."""
+        return None if self.first_token_at is None else self.first_token_at - self.began
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        ttft = self.ttft_s()
+        return {
+            "candidates": [asdict(c) | {"logprobs": None} for _, c in sorted(self.candidates.items())],
+            "usage": None if self.usage is None else asdict(self.usage),
+            "seed": self.seed,
+            "timing": {
+                "ttft_s": None if ttft is None else round(ttft, 4),
+                "total_s": round(time.monotonic() - self.began, 4),
+            },
+        }
+
+    def summary(self) -> str:
+        """One line about speed and cache, for people."""
+        elapsed = time.monotonic() - self.began
+        num_tokens = sum(len(candidate.token_ids) for candidate in self.candidates.values())
+        parts = [f"{num_tokens} tokens", f"{num_tokens / elapsed:.1f} tokens/s"]
+        ttft = self.ttft_s()
+        if ttft is not None:
+            parts.append(f"first after {ttft:.2f} s")
+        if self.usage is not None:
+            parts.append(f"prompt {self.usage.prompt_tokens} tokens, {self.usage.cached_tokens} from the cache")
+        return " · ".join(parts)
+
+
+def collect(answer: "Answer", began: float, on_progress: Callable[[Result], None] = lambda result: None) -> Result:
+    """Wait for the whole answer; `on_progress` sees the result after each delta."""
+    result = Result(began)
+    for delta in answer:
+        result.add(delta)
+        on_progress(result)
+    result.seed, result.usage = answer.seed, answer.usage
+    return result
+
+
+def print_streaming(answer: "Answer", began: float, console: "Console") -> Result:
+    """Print the one candidate's text to standard output as it comes.
+
+    Args:
+        answer: the request.
+        began: reading of the monotonic clock when it was sent.
+        console: where a spinner turns until the first token.
+    """
+    printed = 0
+
+    def write_news(result: Result) -> None:
+        nonlocal printed
+        waiting.stop()
+        text = result.candidates[0].text
+        write(text[printed:])
+        printed = len(text)
+
+    with console.status("waiting for the first token") as waiting:
+        result = collect(answer, began, write_news)
+    write("\n")
+    return result
+
+
+def print_at_the_end(answer: "Answer", began: float, console: "Console") -> Result:
+    """Print several candidates one after the other: they grow at the same time, a terminal does not."""
+    with console.status("waiting for the first token") as status:
+        result = collect(answer, began, lambda result: status.update(result.summary()))
+    for index, candidate in sorted(result.candidates.items()):
+        write(f"[{index}] {candidate.text}\n")
+    return result
+
+
+def write(text: str) -> None:
+    """Write a model's words to standard output at once."""
+    sys.stdout.write(text.translate(_CONTROL) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
