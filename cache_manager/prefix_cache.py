@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from hashlib import sha256
+from itertools import islice
 
 from cache_manager.block import Block
 from kernels.kv_layout import KvLayout
@@ -41,11 +42,7 @@ def root_hash(fingerprint: Fingerprint, layout: KvLayout) -> BlockHash:
 
 
 def block_hash(parent: BlockHash, tenant: str, token_ids: list[int]) -> BlockHash:
-    """The hash of a full block that follows `parent`.
-
-    Raises:
-        struct.error: a token id is not in 0 .. 2**32 - 1.
-    """
+    """The hash of a full block that follows `parent`. Token ids are 32-bit unsigned numbers."""
     digest = sha256(_field(b"parent", parent))
     digest.update(_field(b"tenant", tenant.encode()))
     digest.update(_field(b"tokens", struct.pack(f"<{len(token_ids)}I", *token_ids)))
@@ -75,8 +72,8 @@ class PrefixCache:
     def longest_prefix(self, hashes: Iterator[BlockHash], limit: int) -> list[Block]:
         """The blocks of the first hashes that are all found, at most `limit`; hashes beyond are not computed."""
         found: list[Block] = []
-        while len(found) < limit:
-            block = self._blocks.get(next(hashes))
+        for block_hash in islice(hashes, limit):
+            block = self._blocks.get(block_hash)
             if block is None:
                 break
             found.append(block)

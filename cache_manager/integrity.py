@@ -1,0 +1,91 @@
+"""The invariants of the pool, checked from the outside: every count is taken anew from what it counts."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from cache_manager.block import Block, BlockState
+from cache_manager.block_pool import BlockPool
+from cache_manager.sequences import Sequences
+
+
+def check_pool(pool: BlockPool, sessions: Iterable[Sequences], quarantined: Iterable[Block]) -> list[str]:
+    """Check what concerns the pool as a whole: states, free queue, index, lengths of block tables.
+
+    Returns:
+        One sentence for each broken invariant.
+    """
+    broken = []
+    if [block.id for block in pool.blocks] != list(range(1, len(pool.blocks) + 1)):
+        broken.append("the blocks are not 1, 2, 3, ...; the null block must not be among them")
+    counted = Counter(block.state for block in pool.blocks)
+    broken += [
+        f"{pool.num_in_state[state]} blocks are counted as {state.value}, but {counted[state]} are"
+        for state in BlockState
+        if pool.num_in_state[state] != counted[state]
+    ]
+
+    queue = list(pool.free_queue)
+    cached = [block.hash is not None for block in queue]
+    if len(set(queue)) != len(queue) or len(queue) != counted[BlockState.FREE]:
+        broken.append(f"{len(queue)} entries are in the free queue, but {counted[BlockState.FREE]} blocks are free")
+    broken += [f"{block!r} is in the free queue" for block in queue if block.state is not BlockState.FREE]
+    if cached != sorted(cached):
+        broken.append("a cached block stands before an uncached one in the free queue")
+    if (pool.free_queue.num_uncached, pool.free_queue.num_cached) != (cached.count(False), cached.count(True)):
+        broken.append("the free queue's numbers of uncached and cached blocks are wrong")
+    if len(pool.prefix_cache) != counted[BlockState.SEALED] + cached.count(True):
+        broken.append(f"{len(pool.prefix_cache)} blocks are indexed, more or fewer than are sealed or cached")
+
+    listed = list(quarantined)
+    if len(set(listed)) != len(listed) or len(listed) != counted[BlockState.QUARANTINED]:
+        broken.append(f"sessions list {len(listed)} blocks as quarantined, {counted[BlockState.QUARANTINED]} are")
+    referenced = sum(block.references > 0 for block in pool.blocks)
+    if pool.num_referenced != referenced:
+        broken.append(f"{pool.num_referenced} blocks are counted as referenced, but {referenced} are")
+    for session in sessions:
+        for name, sequence in session.by_id.items():
+            if len(sequence.blocks) != -(-sequence.length // session.block_size):
+                broken.append(f"sequence {name} has {sequence.length} tokens in {len(sequence.blocks)} blocks")
+    return broken
+
+
+def check_blocks(pool: BlockPool, first: int, last: int, sessions: Iterable[Sequences]) -> list[str]:
+    """Check `pool.blocks[first:last]` against every block-table entry and every hold that names one of them.
+
+    Returns:
+        One sentence for each broken invariant.
+    """
+    broken = []
+    blocks = pool.blocks[first:last]
+    inside = set(blocks)
+    references: Counter[Block] = Counter()
+    holds: Counter[Block] = Counter()
+    owners: dict[Block, set[int]] = {block: set() for block in blocks}
+    for owner, session in enumerate(sessions):
+        for name, sequence in session.by_id.items():
+            for index, block in enumerate(sequence.blocks):
+                if block not in inside:
+                    continue
+                references[block] += 1
+                owners[block].add(owner)
+                if index != block.depth:
+                    broken.append(f"{block!r} of depth {block.depth} is entry {index} of sequence {name}")
+                if index < sequence.num_sealed and block.state is not BlockState.SEALED:
+                    broken.append(f"{block!r} is counted as sealed by sequence {name}")
+        for _, block in session.holds:
+            if block in inside:
+                holds[block] += 1
+                owners[block].add(owner)
+    for block in blocks:
+        if block.references != references[block] or block.holds != holds[block]:
+            broken.append(f"{block!r} is named by {references[block]} table entries and {holds[block]} holds")
+        if (block.state in (BlockState.LEASED, BlockState.SEALED)) != bool(references[block] or holds[block]):
+            broken.append(f"{block!r} is in a state that its references do not allow")
+        if block.state is BlockState.LEASED and len(owners[block]) > 1:
+            broken.append(f"{block!r} is leased by {len(owners[block])} sessions")
+        if block.hash is not None and pool.prefix_cache.find(block.hash) is not block:
+            broken.append(f"{block!r} has a hash by which another block or none is found")
+        may_be_found = {BlockState.SEALED: (True,), BlockState.FREE: (True, False)}.get(block.state, (False,))
+        if (block.hash is not None) not in may_be_found:
+            broken.append(f"{block!r} {'is' if block.hash else 'is not'} findable by content")
+    return broken
