@@ -16,6 +16,7 @@ from pagekeeper.common.errors import (
     InvalidRequestError,
     OverloadedError,
     PagekeeperError,
+    SlowReaderError,
     UnavailableError,
     UnknownModelError,
 )
@@ -43,8 +44,10 @@ def to_error(error: grpc.RpcError, server: str, tokens_received: int = 0) -> Pag
         case grpc.StatusCode.ALREADY_EXISTS:
             return DuplicateRequestError(text)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            delay = _detail(status, error_details_pb2.RetryInfo).retry_delay
-            return OverloadedError(text, delay.seconds + delay.nanos / 1e9)
+            retry = _detail(status, error_details_pb2.RetryInfo)
+            if not retry.HasField("retry_delay"):
+                return SlowReaderError(text)
+            return OverloadedError(text, retry.retry_delay.ToTimedelta().total_seconds())
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError("the answer took longer than allowed; allow more time or ask for fewer tokens")
         case grpc.StatusCode.UNAVAILABLE if tokens_received or _detail(status, error_details_pb2.ErrorInfo).reason:

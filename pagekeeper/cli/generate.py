@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pagekeeper.client import Answer, Delta, Usage
 
-# A model may say anything, but it does not get to move the cursor or to set the window's title.
+# C0 and C1 control characters but tab and newline.
 _CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
@@ -122,12 +122,14 @@ class Result:
         return " · ".join(parts)
 
 
-def collect(answer: "Answer", began: float, on_progress: Callable[[Result], None] = lambda result: None) -> Result:
-    """Wait for the whole answer; `on_progress` sees the result after each delta."""
+def collect(
+    answer: "Answer", began: float, on_delta: Callable[[Result, "Delta"], None] = lambda result, delta: None
+) -> Result:
+    """Wait for the whole answer; `on_delta` sees each delta once the result contains it."""
     result = Result(began)
     for delta in answer:
         result.add(delta)
-        on_progress(result)
+        on_delta(result, delta)
     result.seed, result.usage = answer.seed, answer.usage
     return result
 
@@ -140,17 +142,13 @@ def print_streaming(answer: "Answer", began: float, console: "Console") -> Resul
         began: reading of the monotonic clock when it was sent.
         console: where a spinner turns until the first token.
     """
-    printed = 0
 
-    def write_news(result: Result) -> None:
-        nonlocal printed
+    def on_delta(_: Result, delta: "Delta") -> None:
         waiting.stop()
-        text = result.candidates[0].text
-        write(text[printed:])
-        printed = len(text)
+        write(delta.text)
 
     with console.status("waiting for the first token") as waiting:
-        result = collect(answer, began, write_news)
+        result = collect(answer, began, on_delta)
     write("\n")
     return result
 
@@ -158,7 +156,7 @@ def print_streaming(answer: "Answer", began: float, console: "Console") -> Resul
 def print_at_the_end(answer: "Answer", began: float, console: "Console") -> Result:
     """Print several candidates one after the other: they grow at the same time, a terminal does not."""
     with console.status("waiting for the first token") as status:
-        result = collect(answer, began, lambda result: status.update(result.summary()))
+        result = collect(answer, began, lambda result, _: status.update(result.summary()))
     for index, candidate in sorted(result.candidates.items()):
         write(f"[{index}] {candidate.text}\n")
     return result
@@ -166,5 +164,10 @@ def print_at_the_end(answer: "Answer", began: float, console: "Console") -> Resu
 
 def write(text: str) -> None:
     """Write a model's words to standard output at once."""
-    sys.stdout.write(text.translate(_CONTROL) if sys.stdout.isatty() else text)
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """A model's words without what would steer a terminal: it may say anything, but not move the cursor."""
+    return text.translate(_CONTROL)

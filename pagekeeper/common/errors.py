@@ -3,6 +3,7 @@
 PagekeeperError
 ├── TryAgainError                 nothing is wrong with the request
 │   ├── OverloadedError           the queue is full                      RESOURCE_EXHAUSTED
+│   ├── SlowReaderError           the client does not read its stream    RESOURCE_EXHAUSTED
 │   ├── UnavailableError          draining, or no runner within the wait  UNAVAILABLE
 │   ├── DeadlineError             the answer took longer than allowed    DEADLINE_EXCEEDED
 │   └── CannotConnectError        raised by clients: nobody answers      (none)
@@ -35,16 +36,20 @@ class OverloadedError(TryAgainError):
         self.retry_after_s = retry_after_s
 
 
+class SlowReaderError(TryAgainError):
+    """The client left too much of its stream unread for too long; it can resume."""
+
+
+class DeadlineError(TryAgainError):
+    """The answer took longer than the client or the server allows."""
+
+
 class UnavailableError(TryAgainError):
     """No one can serve this now. `tokens_emitted` counts what the client has received of the answer."""
 
     def __init__(self, message: str, tokens_emitted: int = 0) -> None:
         super().__init__(message)
         self.tokens_emitted = tokens_emitted
-
-
-class DeadlineError(TryAgainError):
-    """The answer took longer than the client or the server allows."""
 
 
 class CannotConnectError(TryAgainError):
