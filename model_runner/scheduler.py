@@ -302,6 +302,7 @@ class Scheduler:
         self.running.remove(sequence)
         sequence.status = Status.PREEMPTED
         self._leaving.append(sequence)
+        sequence.num_preemptions += 1
         self.num_preemptions += 1
 
     def _append(self, sequence: Sequence, token_id: int) -> Output:

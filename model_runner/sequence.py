@@ -85,6 +85,7 @@ class Sequence:
     num_cached_tokens: int | None = None
     """Prompt tokens that the first Open found; None before."""
     num_recomputed_tokens: int = 0
+    num_preemptions: int = 0
 
     @property
     def order(self) -> tuple[int, int]:

@@ -28,6 +28,7 @@ class LoadedModel:
     """SHA-256 of every number that shapes a token's K and V."""
     dtype: torch.dtype
     """Of weights, activations and KV."""
+    num_parameters: int
 
     def kv_layout(self, block_size: int) -> KvLayout:
         """The shape of a block of `block_size` tokens for this model.
@@ -53,7 +54,9 @@ def load_decoder(path: Path, kernels: Kernels, dtype: torch.dtype = torch.float3
         source = WeightSource(files.weights, dtype)
         decoder = Decoder(files.config, source, kernels)
         source.finish()
-        return LoadedModel(decoder, files.config, digest.result(), files.config.digest(), dtype)
+        return LoadedModel(
+            decoder, files.config, digest.result(), files.config.digest(), dtype, source.num_parameters
+        )
 
 
 def _digest(paths: Sequence[Path]) -> bytes:

@@ -35,6 +35,8 @@ class WeightSource:
 
     def __init__(self, files: Sequence[WeightFile], dtype: torch.dtype) -> None:
         self._dtype = dtype
+        self.num_parameters = 0
+        """Elements of the tensors handed out so far."""
         self._left: dict[str, tuple[WeightFile, tuple[int, ...]]] = {}
         for file in files:
             for name, shape in file.shapes().items():
@@ -56,7 +58,9 @@ class WeightSource:
         file, found = self._left.pop(name)
         if found != shape:
             raise ConfigurationError(f"weights: tensor {name} has shape {list(found)}, the configuration {list(shape)}")
-        return file.read(name).to(self._dtype)
+        tensor = file.read(name).to(self._dtype)
+        self.num_parameters += tensor.numel()
+        return tensor
 
     def finish(self) -> None:
         """Check that nothing is left.

@@ -1,0 +1,157 @@
+"""An engine in this process: real scheduler, device, decoder and policy, on a cache without sockets."""
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cache_manager.client import Exchange
+from kernels.select import select_kernels
+from model_runner.device import CpuDevice
+from model_runner.engine import Engine, StepCost
+from model_runner.model.load import LoadedModel, load_decoder
+from model_runner.scheduler import Output, Scheduler, SchedulerLimits
+from model_runner.sequence import FinishReason, SamplingParams, Sequence
+from pagekeeper.common.ids import SequenceId
+from tests.fakes.local_cache import LocalCache, LocalPool
+
+BLOCK_SIZE = 8
+DEADLINE_S = 30.0
+
+
+def load_tiny(path: Path) -> LoadedModel:
+    return load_decoder(path, select_kernels("cpu"))
+
+
+@dataclass
+class Answer:
+    """What came out of a sequence."""
+
+    sequence: Sequence
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class EngineUnderTest:
+    """Submit, cancel and wait; positions of outputs are checked as they come."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        num_blocks: int,
+        max_batch_tokens: int,
+        max_sequences: int,
+        cache_type: type[LocalCache],
+    ) -> None:
+        layout = model.kv_layout(BLOCK_SIZE)
+        self.caches: list[LocalCache] = []
+        self._cache_type = cache_type
+        self._new_pool = lambda: LocalPool(num_blocks, layout)
+        self.scheduler = Scheduler(SchedulerLimits(BLOCK_SIZE, max_batch_tokens, max_sequences))
+        self.engine = Engine(
+            self.scheduler,
+            CpuDevice(model.decoder, select_kernels("cpu"), layout),
+            BLOCK_SIZE,
+            self._connect,
+            self._deliver,
+            StepCost(60.0, 1.0),
+        )
+        self._ids = itertools.count(1)
+        self._answers: dict[int, Answer] = {}
+        self.steps: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.failure: BaseException | None = None
+
+    @property
+    def cache(self) -> LocalCache:
+        return self.caches[-1]
+
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int = 24,
+        *,
+        generated: tuple[int, ...] = (),
+        max_context: int = 512,
+        temperature: float = 0.0,
+        seed: int = 0,
+        stop: frozenset[int] = frozenset(),
+        top_p: float = 1.0,
+        priority: int = 0,
+    ) -> Answer:
+        sequence = Sequence(
+            id=SequenceId(next(self._ids)),
+            tenant="t",
+            token_ids=[*prompt, *generated],
+            num_prompt_tokens=len(prompt),
+            max_total_tokens=min(len(prompt) + max_tokens, max_context),
+            sampling=SamplingParams(temperature, top_p, 0, 0.0, seed, max_tokens, stop),
+            priority=priority,
+            num_resumed_tokens=len(generated),
+            was_computed=len(prompt) + len(generated) - 1 if generated else 0,
+        )
+        answer = self._answers[sequence.id] = Answer(sequence, list(generated))
+        self.engine.submit(sequence)
+        return answer
+
+    def wait(self, *answers: Answer) -> list[list[int]]:
+        for answer in answers:
+            assert answer.ended.wait(DEADLINE_S), f"sequence {answer.sequence.id} did not end: {self.failure!r}"
+        return [answer.token_ids for answer in answers]
+
+    def settle(self) -> None:
+        """Wait until nothing is left to do and every let-go block has come back."""
+        deadline = time.monotonic() + DEADLINE_S
+        policy = self.cache.pool.policy
+        while policy.stats().pool.free_blocks != self.cache.granted.num_blocks - 1:
+            assert time.monotonic() < deadline, policy.stats()
+            time.sleep(0.005)
+        assert policy.check_integrity() == []
+
+    def _connect(self) -> Exchange:
+        self.caches.append(self._cache_type(self._new_pool(), "runner"))
+        return self.caches[-1]
+
+    def _deliver(self, step: int, outputs: list[Output]) -> None:
+        for output in outputs:
+            answer = self._answers[output.sequence.id]
+            assert answer.finish_reason is None
+            assert output.position == len(answer.token_ids)
+            if output.token_id is not None:
+                answer.token_ids.append(output.token_id)
+            if output.finish_reason is not None:
+                answer.finish_reason = output.finish_reason
+                answer.ended.set()
+        self.steps.put(step)
+
+
+@contextmanager
+def running_engine(
+    model: LoadedModel,
+    num_blocks: int = 256,
+    max_batch_tokens: int = 64,
+    max_sequences: int = 64,
+    cache_type: type[LocalCache] = LocalCache,
+) -> Iterator[EngineUnderTest]:
+    under_test = EngineUnderTest(model, num_blocks, max_batch_tokens, max_sequences, cache_type)
+
+    def body() -> None:
+        try:
+            under_test.engine.run()
+        except BaseException as error:  # noqa: BLE001 - reported by whoever waits for an answer
+            under_test.failure = error
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    try:
+        yield under_test
+    finally:
+        under_test.engine.stop()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+    if under_test.failure is not None:
+        raise under_test.failure
