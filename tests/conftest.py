@@ -1,13 +1,25 @@
-"""Fixtures that every kind of test shares."""
+"""Fixtures that every kind of test shares.
 
+Tests that leave a server as they found it share one: `stack` on a tiny random model, `demo_stack` on the demo model.
+After each of them the pool must be whole and empty of sequences. Tests that need their own flags, or that kill
+something, start their own with `start_server`.
+"""
+
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from pagekeeper.cli.server import Server
+from pagekeeper.client import AdminClient
+
 KINDS = ("gpu", "docker", "peer")
+DRAIN_LIMIT_S = 20.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,3 +35,75 @@ def runtime_dir() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="pk-"))
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a tiny random model with a tokenizer and a chat template."""
+    from tests.models import write_tiny_model  # imports torch, which most tests do without
+
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """Directory of the demo model, which `make test` has fetched."""
+    home = Path(os.environ.get("PAGEKEEPER_HOME") or Path.home() / ".cache" / "pagekeeper")
+    path = home / "models" / "smollm2-135m-instruct"
+    if not path.is_dir():
+        pytest.fail(f"the demo model is not in {path}; run: pagekeeper model fetch smollm2")
+    return path
+
+
+@pytest.fixture
+def start_server(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start a server of one's own: `start_server("--pool-size", "1MiB")`, on the tiny model unless told otherwise."""
+    with ExitStack() as servers:
+
+        def start(*flags: str, model: Path = tiny_model, **environment: str) -> Server:
+            log = tmp_path / f"server-{time.monotonic_ns()}.log"
+            environment = {"OMP_NUM_THREADS": "1"} | environment
+            return servers.enter_context(Server("--model", str(model), *flags, log=log, environment=environment))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server behind `stack`."""
+    log = tmp_path_factory.mktemp("tiny-server") / "log"
+    flags = ("--model", str(tiny_model), "--pool-size", "4MiB")
+    with Server(*flags, log=log, environment={"OMP_NUM_THREADS": "1"}) as server:
+        yield server
+
+
+@pytest.fixture
+def stack(tiny_server: Server) -> Iterator[Server]:
+    """A running server on the tiny model, in which no block may be lost."""
+    yield tiny_server
+    check_nothing_is_left(tiny_server)
+
+
+@pytest.fixture(scope="session")
+def demo_server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server behind `demo_stack`."""
+    log = tmp_path_factory.mktemp("demo-server") / "log"
+    with Server("--model", str(demo_model), "--pool-size", "512MiB", log=log) as server:
+        yield server
+
+
+@pytest.fixture
+def demo_stack(demo_server: Server) -> Iterator[Server]:
+    """A running server on the demo model, in which no block may be lost; mark such tests `model`."""
+    yield demo_server
+    check_nothing_is_left(demo_server)
+
+
+def check_nothing_is_left(server: Server) -> None:
+    """The pool's invariants hold, and soon every block is free again."""
+    with AdminClient(server.admin) as admin:
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        while (pool := admin.stats()["pool"])["free_blocks"] != pool["total_blocks"] - 1:
+            assert time.monotonic() < deadline, f"blocks are still in use: {pool}"
+            time.sleep(0.05)
+        assert admin.audit() == []

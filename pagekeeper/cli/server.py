@@ -67,6 +67,12 @@ class Server:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
+    def pids(self) -> dict[str, int]:
+        """The three processes as they are now: pids of cache_manager, model_runner and gateway."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children}
+        return {command[2].decode(): pid for pid, command in commands.items() if command[1:2] == [b"-m"]}
+
     def _read_ready_line(self) -> None:
         """Wait for the one line on standard output; `up` itself limits how long that takes."""
         assert self._process.stdout is not None  # noqa: S101 - it was asked for as a pipe
