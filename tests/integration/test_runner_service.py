@@ -1,0 +1,230 @@
+"""The runner as a gateway sees it: one stream over a Unix socket, with a real engine behind it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kernels.select import select_kernels
+from model_runner.device import CpuDevice
+from model_runner.engine import Engine, StepCost
+from model_runner.model.load import LoadedModel
+from model_runner.scheduler import Scheduler, SchedulerLimits
+from model_runner.service import RunnerInfo, RunnerService
+from pagekeeper.v1 import runner_pb2, runner_pb2_grpc, types_pb2
+from tests.fakes.engine import load_tiny
+from tests.fakes.local_cache import LocalPool
+from tests.models import write_tiny_model
+
+BLOCK_SIZE = 8
+NUM_BLOCKS = 64
+TIMEOUT_S = 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_tiny(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@dataclass
+class Runner:
+    service: RunnerService
+    pool: LocalPool
+    target: str
+
+
+class Gateway:
+    """One gateway's stream; collects tokens by (request, attempt)."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call = runner_pb2_grpc.RunnerServiceStub(channel).Serve()
+        self.tokens: dict[tuple[int, int], list[int]] = {}
+        self.ended: dict[tuple[int, int], runner_pb2.SequenceOutput] = {}
+        self.step_messages = 0
+
+    async def read(self) -> runner_pb2.ServeResponse:
+        message = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
+        assert message is not grpc.aio.EOF
+        if message.WhichOneof("message") == "step":
+            self.step_messages += 1
+            for output in message.step.outputs:
+                key = (output.request, output.attempt)
+                tokens = self.tokens.setdefault(key, [])
+                if output.token_ids:
+                    assert output.position == len(tokens)
+                tokens.extend(output.token_ids)
+                if output.finish_reason or output.HasField("refusal"):
+                    self.ended[key] = output
+        return message
+
+    async def submit(self, request: int, prompt: list[int], attempt: int = 1, max_tokens: int = 8, **fields) -> None:  # noqa: ANN003 - fields of Submit
+        sampling = runner_pb2.ResolvedSampling(top_p=1.0, max_tokens=max_tokens)
+        submit = runner_pb2.Submit(
+            request=request, attempt=attempt, tenant="t", prompt_token_ids=prompt, sampling=sampling, **fields
+        )
+        await self.call.write(runner_pb2.ServeRequest(submit=submit))
+
+    async def cancel(self, request: int) -> None:
+        await self.call.write(runner_pb2.ServeRequest(cancel=runner_pb2.Cancel(request=request)))
+
+    async def end_of(self, request: int, attempt: int = 1) -> runner_pb2.SequenceOutput:
+        while (request, attempt) not in self.ended:
+            await self.read()
+        return self.ended[(request, attempt)]
+
+
+@pytest.fixture
+async def runner(model: LoadedModel, runtime_dir: Path) -> AsyncIterator[Runner]:
+    loop = asyncio.get_running_loop()
+    pool = LocalPool(NUM_BLOCKS, model.kv_layout(BLOCK_SIZE))
+    service = RunnerService(RunnerInfo("r-1", "tiny", model.config.vocab_size, 256, BLOCK_SIZE))
+    engine = Engine(
+        Scheduler(SchedulerLimits(BLOCK_SIZE, 64, 16)),
+        CpuDevice(model.decoder, select_kernels("cpu"), pool.layout),
+        BLOCK_SIZE,
+        pool.attach,
+        lambda step, outputs: loop.call_soon_threadsafe(service.deliver, step, outputs),
+        StepCost(60.0, 1.0),
+    )
+    service.start(engine)
+    ended = loop.run_in_executor(None, engine.run)
+    server = grpc.aio.server()
+    runner_pb2_grpc.add_RunnerServiceServicer_to_server(service, server)
+    target = f"unix:{runtime_dir / 'runner-0.sock'}"
+    server.add_insecure_port(target)
+    await server.start()
+    yield Runner(service, pool, target)
+    await server.stop(None)
+    engine.stop()
+    await ended
+
+
+@pytest.fixture
+async def gateway(runner: Runner) -> AsyncIterator[Gateway]:
+    async with grpc.aio.insecure_channel(runner.target) as channel:
+        gateway = Gateway(channel)
+        hello = (await gateway.read()).hello
+        assert (hello.runner_id, hello.max_context_length, hello.block_size) == ("r-1", 256, BLOCK_SIZE)
+        yield gateway
+
+
+async def all_blocks_free(runner: Runner) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while runner.pool.policy.stats().pool.free_blocks != NUM_BLOCKS - 1:
+            await asyncio.sleep(0.01)
+    assert runner.pool.policy.check_integrity() == []
+
+
+async def test_a_request_is_answered_token_by_token_and_ends_with_its_usage(gateway: Gateway) -> None:
+    await gateway.submit(1, [5] * 20)
+    end = await gateway.end_of(1)
+    assert len(gateway.tokens[(1, 1)]) == 8
+    assert end.finish_reason == types_pb2.FINISH_REASON_LENGTH
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens, end.usage.recomputed_tokens) == (20, 8, 0)
+
+
+async def test_a_step_sends_one_message_whatever_the_number_of_sequences(gateway: Gateway) -> None:
+    for request in range(1, 9):
+        await gateway.submit(request, [request + 3] * 5, max_tokens=30)
+    for request in range(1, 9):
+        await gateway.end_of(request)
+    assert sum(len(tokens) for tokens in gateway.tokens.values()) == 240
+    assert gateway.step_messages < 120
+
+
+async def test_generated_tokens_are_continued_and_not_sent_again(gateway: Gateway) -> None:
+    await gateway.submit(1, [7] * 20)
+    await gateway.end_of(1)
+    whole = gateway.tokens[(1, 1)]
+    gateway.tokens[(2, 1)] = whole[:3]
+    candidate = runner_pb2.Submit.Candidate(generated_token_ids=whole[:3])
+    await gateway.submit(2, [7] * 20, candidates=[candidate])
+    end = await gateway.end_of(2)
+    assert gateway.tokens[(2, 1)] == whole
+    assert (end.usage.resumed_tokens, end.usage.completion_tokens) == (3, 8)
+
+
+async def test_a_newer_attempt_ends_the_older_one(gateway: Gateway) -> None:
+    await gateway.submit(1, [9] * 10, attempt=1, max_tokens=200)
+    while len(gateway.tokens.get((1, 1), [])) < 3:
+        await gateway.read()
+    await gateway.submit(1, [9] * 10, attempt=2, max_tokens=12)
+    await gateway.end_of(1, attempt=2)
+    assert (1, 1) not in gateway.ended
+    assert gateway.tokens[(1, 2)][:3] == gateway.tokens[(1, 1)][:3]
+
+
+async def test_a_cancelled_request_gives_its_blocks_back(gateway: Gateway, runner: Runner) -> None:
+    await gateway.submit(1, [9] * 10, max_tokens=200)
+    await gateway.read()
+    await gateway.cancel(1)
+    await gateway.cancel(1)
+    await gateway.cancel(77)
+    await all_blocks_free(runner)
+
+
+async def test_the_end_of_the_stream_cancels_its_sequences_and_no_other(runner: Runner, gateway: Gateway) -> None:
+    await gateway.submit(1, [4] * 10, max_tokens=60)
+    async with grpc.aio.insecure_channel(runner.target) as channel:
+        other = Gateway(channel)
+        await other.read()
+        await other.submit(1, [6] * 10, max_tokens=240)
+        while len(other.tokens.get((1, 1), [])) < 2:
+            await other.read()
+    await gateway.end_of(1)
+    assert len(gateway.tokens[(1, 1)]) == 60
+    await all_blocks_free(runner)
+
+
+async def test_a_pong_tells_what_the_engine_does(gateway: Gateway) -> None:
+    await gateway.call.write(runner_pb2.ServeRequest(ping=runner_pb2.Ping(nonce=3)))
+    while (message := await gateway.read()).WhichOneof("message") != "pong":
+        pass
+    assert message.pong.nonce == 3
+    assert message.pong.engine.state == runner_pb2.EngineReport.STATE_IDLE
+
+
+@pytest.mark.parametrize(
+    ("prompt", "generated", "field"),
+    [
+        ([], [], "prompt"),
+        ([5] * 256, [], "prompt"),
+        ([5] * 250, [5] * 6, "prompt"),
+        ([5], [5] * 8, "sampling.max_tokens"),
+        ([384], [], "token_ids"),
+    ],
+)
+async def test_what_can_never_be_served_is_refused_at_the_door(
+    gateway: Gateway, prompt: list[int], generated: list[int], field: str
+) -> None:
+    await gateway.submit(1, prompt, candidates=[runner_pb2.Submit.Candidate(generated_token_ids=generated)])
+    refusal = (await gateway.end_of(1)).refusal
+    assert (refusal.code, refusal.field) == (runner_pb2.Refusal.CODE_INVALID, field)
+    await gateway.submit(2, [5] * 247, max_tokens=8)
+    assert (await gateway.end_of(2)).usage.completion_tokens == 8
+
+
+async def test_case_14_the_advertised_limit_is_the_enforced_one(gateway: Gateway) -> None:
+    """Case 14: prompts of limit - 1, limit, limit + 1: one boundary, stated in the error."""
+    for request, length in enumerate((255, 256, 257), start=1):
+        await gateway.submit(request, [5] * length)
+        await gateway.end_of(request)
+    assert gateway.ended[(1, 1)].usage.completion_tokens == 1
+    assert "at most 255 tokens" in gateway.ended[(2, 1)].refusal.detail
+    assert "at most 255 tokens" in gateway.ended[(3, 1)].refusal.detail
+
+
+async def test_a_draining_runner_finishes_what_it_has_and_takes_nothing_new(runner: Runner, gateway: Gateway) -> None:
+    await gateway.submit(1, [4] * 10, max_tokens=100)
+    await gateway.read()
+    drained = asyncio.create_task(runner.service.drain(grace_s=TIMEOUT_S))
+    await asyncio.sleep(0)
+    await gateway.submit(2, [4] * 10)
+    assert (await gateway.end_of(2)).refusal.code == runner_pb2.Refusal.CODE_DRAINING
+    await gateway.end_of(1)
+    assert len(gateway.tokens[(1, 1)]) == 100
+    await asyncio.wait_for(drained, TIMEOUT_S)
+    assert await gateway.call.read() is grpc.aio.EOF
