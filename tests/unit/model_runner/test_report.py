@@ -1,0 +1,36 @@
+"""Who is at fault when nothing moves: the step, the cache manager, or nobody."""
+
+from concurrent.futures import Future
+
+from model_runner.device import Flight
+from model_runner.report import Activity, EngineReport, EngineState
+
+
+def report(state: EngineState, now: float) -> EngineReport:
+    return state.report(now, running=1, waiting=2, step_seconds=3.0, manager_wait_seconds=0.5, preemptions=0)
+
+
+def in_step(future: Future[tuple[list[int], float]]) -> EngineState:
+    return EngineState(since=10.0, step=7, limit_seconds=5.0, flight=Flight(future))
+
+
+def test_nothing_to_do_is_idle_however_long() -> None:
+    idle = report(EngineState(since=10.0), now=1000.0)
+    assert (idle.activity, idle.seconds, idle.hung) == (Activity.IDLE, 990.0, False)
+
+
+def test_a_step_over_its_limit_is_hung() -> None:
+    state = in_step(Future())
+    assert report(state, now=14.0).activity is Activity.IN_STEP
+    assert not report(state, now=14.0).hung
+    assert report(state, now=15.1).hung
+
+
+def test_a_missing_answer_is_the_managers_fault_once_the_step_has_ended() -> None:
+    future: Future[tuple[list[int], float]] = Future()
+    state = in_step(future).waiting(11.0)
+    assert report(state, now=12.0).activity is Activity.IN_STEP
+    future.set_result(([1], 12.0))
+    waiting = report(state, now=40.0)
+    assert (waiting.activity, waiting.seconds, waiting.hung) == (Activity.WAITING_FOR_MANAGER, 29.0, False)
+    assert report(state.answered(), now=40.0).activity is Activity.IDLE
