@@ -1,0 +1,1 @@
+"""What Pagekeeper claims, measured on this machine."""

@@ -1,0 +1,42 @@
+"""Two commands on a fresh machine."""
+
+import subprocess
+import time
+
+from bench.promise import Outcome, Promise, Workbench
+
+_DEMO_LIMIT_S = 30.0
+_TEST_LIMIT_S = 12 * 60.0
+
+
+def run(*command: str) -> tuple[float, str, int]:
+    """Seconds, output and exit code of a command."""
+    began = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return time.monotonic() - began, done.stdout, done.returncode
+
+
+def demo_answers(bench: Workbench) -> Outcome:
+    seconds, output, code = run("make", "demo")
+    answers, has_table = "Paris" in output, "prefix hits" in output
+    return Outcome(
+        f"{seconds:.1f} s, {'Paris' if answers else 'no Paris'}, {'a table' if has_table else 'no table'}, exit {code}",
+        f"< {_DEMO_LIMIT_S:.0f} s, Paris, a table, exit 0",
+        answers and has_table and code == 0 and seconds < _DEMO_LIMIT_S,
+    )
+
+
+def tests_pass(bench: Workbench) -> Outcome:
+    seconds, output, code = run("make", "test")
+    last = output.strip().splitlines()[-1].strip("= ")
+    return Outcome(
+        f"{seconds / 60:.1f} min, exit {code}: {last}",
+        f"< {_TEST_LIMIT_S / 60:.0f} min, exit 0",
+        code == 0 and seconds < _TEST_LIMIT_S,
+    )
+
+
+PROMISES = [
+    Promise("make demo, run again, answers and shows the cache", demo_answers),
+    Promise("make test passes", tests_pass),
+]

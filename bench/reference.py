@@ -1,0 +1,97 @@
+"""The same weights in transformers, float32: what the right answer is, and how clear a choice was."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+NEAR_TIE = 1e-3
+"""Two logits closer than this may change places with the order of a summation."""
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where an answer first leaves the reference's, and how far apart the reference's two best logits are there."""
+
+    position: int
+    gap: float
+
+    @property
+    def is_near_tie(self) -> bool:
+        """The choice was not clear, so neither answer is wrong."""
+        return self.gap < NEAR_TIE
+
+
+class Reference:
+    """Loads the model when first used; a few seconds, and as much memory as the weights.
+
+    Args:
+        model: a Hugging Face model directory.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self._path = model
+
+    @functools.cached_property
+    def _model(self) -> Any:  # noqa: ANN401 - transformers has no type for "some causal model"
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(self._path, dtype=torch.float32).eval()
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:  # noqa: ANN401 - transformers has no type for "some tokenizer"
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._path)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return int(self._model.config.vocab_size)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text to continue."""
+        return list(self._tokenizer(text)["input_ids"])
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Token ids of a user's message, up to where the answer begins."""
+        chat = [{"role": "user", "content": text}]
+        return list(self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
+
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Logits after each of the tokens, [tokens, vocabulary]."""
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([token_ids])).logits[0]
+        return torch.as_tensor(logits)
+
+    def parting(self, prompt: list[int], answer: list[int], *, stopped: bool) -> Parting | None:
+        """Where a greedy answer leaves the reference's; None if nowhere.
+
+        Args:
+            prompt: token ids.
+            answer: token ids, without the end-of-sequence token.
+            stopped: the answer ended because its next token was an end-of-sequence token.
+        """
+        logits = self.logits(prompt + answer)[len(prompt) - 1 :]
+        best = logits.argmax(dim=-1).tolist()
+        position = next((i for i, token in enumerate(answer) if token != best[i]), len(answer))
+        if position == len(answer) and not (stopped and best[position] not in self._end_ids()):
+            return None
+        first, second = logits[position].topk(2).values.tolist()
+        return Parting(position, first - second)
+
+    def gap_where_they_part(self, prompt: list[int], one: list[int], other: list[int]) -> Parting | None:
+        """Where two answers to a prompt part, and how clear the choice was there; None if they are equal."""
+        if one == other:
+            return None
+        position = next(
+            (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        )
+        first, second = self.logits(prompt + one[:position])[-1].topk(2).values.tolist()
+        return Parting(position, first - second)
+
+    def _end_ids(self) -> set[int]:
+        end = self._model.generation_config.eos_token_id
+        return set(end) if isinstance(end, list) else {end}
