@@ -1,0 +1,69 @@
+"""Pool memory of the CPU: an anonymous, sealed file that lives as long as somebody has it open or mapped.
+
+Nothing is left behind by kill -9, and nobody can unlink it by accident, unlike a name in /dev/shm.
+"""
+
+import fcntl
+import mmap
+import os
+
+from pagekeeper.common.errors import ConfigurationError
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""The size is final, and so is that it is final: a mapping of it can never raise SIGBUS. (memfd_create(2))"""
+
+
+class MemfdPool:
+    """The manager's end. Close it to give up the descriptor.
+
+    Raises:
+        ConfigurationError: the machine does not have that much memory to give.
+    """
+
+    backend = "memfd"
+
+    def __init__(self, size: int, *, preallocate: bool) -> None:
+        """Create the memory.
+
+        Args:
+            size: bytes.
+            preallocate: take all of it now, so that too little memory is an error at start and not a killed process
+                later. Without, a page is taken when it is first written.
+        """
+        self.size = size
+        self._fd = os.memfd_create("pagekeeper-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, size)
+            if preallocate:
+                os.posix_fallocate(self._fd, 0, size)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError as error:
+            os.close(self._fd)
+            raise ConfigurationError(f"pool_size: cannot take {size} bytes of memory: {error.strerror}") from error
+
+    def descriptors(self) -> list[int]:
+        """The file itself."""
+        return [self._fd]
+
+    def close(self) -> None:
+        """Close the file; runners' mappings stay."""
+        os.close(self._fd)
+
+
+def open_memfd(fd: int, expected_size: int) -> mmap.mmap:
+    """Map a pool that a manager handed over, shared and writable. The caller keeps `fd`, and may close it.
+
+    Raises:
+        ConfigurationError: the file is not sealed against a change of its size, or has another size. Mapping it
+            could then end in a SIGBUS.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise ConfigurationError(f"the descriptor handed over is no memfd: {error.strerror}") from error
+    if seals & _SEALS != _SEALS:
+        raise ConfigurationError("the memory handed over is not sealed against a change of its size")
+    size = os.fstat(fd).st_size
+    if size != expected_size:
+        raise ConfigurationError(f"the memory handed over has {size} bytes, not the {expected_size} announced")
+    return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)

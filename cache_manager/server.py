@@ -1,0 +1,126 @@
+"""The cache manager's process: its sockets, its memory, and their order at start and end."""
+
+import asyncio
+import contextlib
+import fcntl
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import structlog
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from cache_manager.admin import AdminService
+from cache_manager.config import ManagerSettings
+from cache_manager.handover import HandoverServer
+from cache_manager.memory.memfd import MemfdPool
+from cache_manager.service import CacheService
+from cache_manager.sessions import CachePolicy
+from pagekeeper import __version__
+from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.sockets import SERVER_OPTIONS, RuntimeDir, unix_target
+from pagekeeper.v1 import admin_pb2_grpc, cache_pb2_grpc
+
+_ADMIN_SERVICE = "pagekeeper.v1.AdminService"
+_CHANNELZ = "grpc.channelz.v1.Channelz"
+_REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+_STOP_GRACE_SECONDS = 0.5
+
+_log = structlog.get_logger()
+
+
+async def serve(settings: ManagerSettings) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigurationError: a directory, a port or the memory cannot be had.
+    """
+    stopped = asyncio.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
+    runtime_dir = RuntimeDir(settings.runtime_dir)
+    runtime_dir.prepare()
+
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(_only_manager_of(runtime_dir))
+        memory = MemfdPool(int(settings.pool_size), preallocate=settings.preallocate)
+        stack.callback(memory.close)
+        policy = CachePolicy(memory.size, settings.watermark)
+        service = CacheService(policy, memory)
+        await stack.enter_async_context(_cache_server(service, runtime_dir))
+        handover = HandoverServer(runtime_dir.handover_socket, memory.descriptors(), service)
+        handover.start()
+        stack.callback(handover.close)
+        admin = AdminService(policy, memory.backend, time.time(), __version__)
+        admin_listen = await stack.enter_async_context(_admin_server(admin, settings.admin_listen))
+        _log.info("ready", admin_listen=admin_listen, pool_bytes=memory.size, runtime_dir=str(runtime_dir.path))
+        await stopped.wait()
+        _log.info("stopping")
+
+
+@contextlib.contextmanager
+def _only_manager_of(runtime_dir: RuntimeDir) -> Iterator[None]:
+    """Hold a lock that the kernel drops when its holder dies: sockets found under it are a dead manager's."""
+    path = runtime_dir.path / "cache-manager.lock"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigurationError(f"runtime_dir: another cache manager serves {runtime_dir.path}") from error
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _cache_server(service: CacheService, runtime_dir: RuntimeDir) -> AsyncIterator[None]:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    cache_pb2_grpc.add_CacheServiceServicer_to_server(service, server)
+    _listen(server, unix_target(runtime_dir.cache_socket), "runtime_dir")
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(_STOP_GRACE_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def _admin_server(admin: AdminService, listen: str) -> AsyncIterator[str]:
+    """Serve what operators see; yields the address in use. It outlives nothing: it stops first and says so."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    channelz.add_channelz_servicer(server)
+    _add_reflection(server)
+    port = _listen(server, listen, "admin_listen")
+    for name in ("", _ADMIN_SERVICE):
+        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await server.start()
+    try:
+        yield f"{listen.rpartition(':')[0]}:{port}"
+    finally:
+        await health_servicer.enter_graceful_shutdown()
+        await server.stop(_STOP_GRACE_SECONDS)
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    """Serve reflection as v1alpha and as v1: the messages are the same, and the package registers only the former."""
+    names = (_ADMIN_SERVICE, health.SERVICE_NAME, _CHANNELZ, reflection.SERVICE_NAME, _REFLECTION_V1)
+    reflection.enable_server_reflection(names, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(_REFLECTION_V1, {"ServerReflectionInfo": handler}),)
+    )
+
+
+def _listen(server: grpc.aio.Server, address: str, setting: str) -> int:
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigurationError(f"{setting}: cannot listen on {address}; is it in use?") from error

@@ -1,0 +1,119 @@
+"""CacheService: the edge between a runner's stream and the policy."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from cache_manager import wire
+from cache_manager.errors import unexpected_errors
+from cache_manager.handover import RunnerConnection, Runners
+from cache_manager.memory.interface import PoolMemory
+from cache_manager.sessions import CachePolicy, ProtocolViolation
+from pagekeeper.common.errors import ConfigurationError, InvalidRequestError
+from pagekeeper.common.ids import Epoch
+from pagekeeper.v1 import cache_pb2 as pb
+from pagekeeper.v1 import cache_pb2_grpc as pb_grpc
+
+_HELLO_SECONDS = 10.0
+
+_log = structlog.get_logger()
+
+
+class UnknownToken(Exception):
+    """No living runner has this session token."""
+
+
+@dataclass
+class _Runner:
+    connection: RunnerConnection
+    epoch: Epoch | None = None
+    """Its newest session."""
+
+
+class CacheService(pb_grpc.CacheServiceServicer, Runners):
+    """Carries sessions.
+
+    A session belongs to a hand-over connection and not to a stream: a stream that breaks takes nothing away, and the
+    end of the connection takes everything at once.
+    """
+
+    def __init__(self, policy: CachePolicy, memory: PoolMemory) -> None:
+        self._policy = policy
+        self._memory = memory
+        self._start_id = secrets.token_hex(8)
+        self._runners: dict[bytes, _Runner] = {}
+        """By session token."""
+
+    def runner_connected(self, connection: RunnerConnection) -> None:
+        """Its token is good from now on."""
+        self._runners[connection.token] = _Runner(connection)
+
+    def runner_ended(self, connection: RunnerConnection) -> None:
+        """It can write no more: its session ends at once."""
+        epoch = self._runners.pop(connection.token).epoch
+        if epoch is not None:
+            self._policy.detach(epoch)
+            _log.info("session ended", epoch=epoch, pid=connection.pid, process_exited=connection.has_exited())
+
+    async def Attach(
+        self,
+        request_iterator: AsyncIterator[pb.AttachRequest],
+        context: "grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]",
+    ) -> AsyncIterator[pb.AttachResponse]:
+        """One session: hello and granted, then messages and results."""
+        async with unexpected_errors(context):
+            try:
+                async with asyncio.timeout(_HELLO_SECONDS):
+                    hello = wire.hello_from_proto(await anext(request_iterator))
+                granted = self._attach(hello)
+                yield pb.AttachResponse(granted=granted)
+                epoch = Epoch(granted.epoch)
+                async for request in request_iterator:
+                    message = wire.message_from_proto(request)
+                    yield wire.results_to_proto(message.number, self._policy.apply(epoch, message))
+            except (StopAsyncIteration, TimeoutError):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the stream brought no hello")
+            except InvalidRequestError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except UnknownToken as error:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            except (ConfigurationError, ProtocolViolation) as error:
+                _log.warning("refused a runner", reason=str(error))
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    def _attach(self, hello: pb.AttachHello) -> pb.AttachGranted:
+        runner = self._runners.get(hello.session_token)
+        if runner is None:
+            raise UnknownToken("session_token: no living runner has it")
+        layout = wire.layout_from_proto(hello.layout)
+        attachment = self._policy.attach(
+            hello.runner_id,
+            runner.connection.pid,
+            layout,
+            wire.fingerprint_from_proto(hello.fingerprint),
+            now=time.time(),
+            supersedes=runner.epoch,
+        )
+        runner.epoch = attachment.epoch
+        if attachment.dropped_blocks:
+            _log.warning("carved the pool anew, the cache is lost", cached_blocks=attachment.dropped_blocks)
+        _log.info(
+            "session attached",
+            epoch=attachment.epoch,
+            runner_id=hello.runner_id,
+            pid=runner.connection.pid,
+            num_blocks=attachment.num_blocks,
+        )
+        return pb.AttachGranted(
+            epoch=attachment.epoch,
+            start_id=self._start_id,
+            num_blocks=attachment.num_blocks,
+            block_bytes=layout.block_bytes,
+            watermark_blocks=attachment.watermark_blocks,
+            memory=pb.MemoryHandle(memfd=pb.MemfdHandle(size=self._memory.size)),
+        )
