@@ -1,5 +1,10 @@
-"""The operations on torch's fastest CPU paths."""
+"""The operations on torch's fastest CPU paths, in float32."""
 
-from kernels.reference import copy_blocks, prepare_attention, prepare_linear, rms_norm, rotary, silu_mul
+from kernels.cpu.copy_blocks import copy_blocks
+from kernels.cpu.linear import prepare_linear
+from kernels.cpu.paged_attention import prepare_attention
+from kernels.cpu.rms_norm import rms_norm
+from kernels.cpu.rotary import rotary
+from kernels.cpu.silu_mul import silu_mul
 
 __all__ = ["copy_blocks", "prepare_attention", "prepare_linear", "rms_norm", "rotary", "silu_mul"]

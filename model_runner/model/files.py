@@ -1,4 +1,4 @@
-"""Which files make up a model: a Hugging Face directory."""
+"""Which files make up a model: a Hugging Face directory with safetensors or a GGUF file in it, or a GGUF file alone."""
 
 import json
 from dataclasses import dataclass
@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from model_runner.model.config import ModelConfig, parse_config
+from model_runner.model.weights.gguf_config import config_from_gguf
+from model_runner.model.weights.gguf_file import GgufFile
+from model_runner.model.weights.gguf_header import read_header
 from model_runner.model.weights.safetensors_file import SafetensorsFile
 from model_runner.model.weights.source import WeightFile
 from pagekeeper.common.errors import ConfigurationError
@@ -31,25 +34,38 @@ def open_model(path: Path) -> ModelFiles:
     """
     if not path.exists():
         raise ConfigurationError(f"model: {path} does not exist")
-    config = parse_config(_read_json(path / "config.json"), _read_optional_json(path / "generation_config.json"))
-    paths = _weight_paths(path)
-    return ModelFiles(config, [SafetensorsFile(p) for p in paths], paths)
+    if path.is_file():
+        return _open_gguf(path, None)
+    shards = _shards(path)
+    if shards:
+        config = _read_config(path)
+        return ModelFiles(config, [SafetensorsFile(shard) for shard in shards], shards)
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) != 1:
+        found = f"{len(ggufs)} GGUF files" if ggufs else "neither .safetensors nor .gguf files"
+        raise ConfigurationError(f"model: {path} holds {found}; name one model")
+    return _open_gguf(ggufs[0], _read_config(path) if (path / "config.json").exists() else None)
 
 
-def _weight_paths(directory: Path) -> list[Path]:
-    if (directory / _INDEX).exists():
-        shards = _read_json(directory / _INDEX).get("weight_map")
-        if not isinstance(shards, dict) or not all(Path(str(s)).name == s for s in shards.values()):
-            raise ConfigurationError(f"model: {_INDEX} must map tensors to files of the same directory")
-        return sorted({directory / str(s) for s in shards.values()})
-    paths = sorted(directory.glob("*.safetensors"))
-    if not paths:
-        raise ConfigurationError(f"model: {directory} holds no weights (.safetensors)")
-    return paths
+def _open_gguf(path: Path, config: ModelConfig | None) -> ModelFiles:
+    header = read_header(path)
+    config = config or parse_config(config_from_gguf(header))
+    return ModelFiles(config, [GgufFile(path, header, config.num_heads, config.num_kv_heads)], [path])
 
 
-def _read_optional_json(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.exists() else {}
+def _read_config(directory: Path) -> ModelConfig:
+    generation = directory / "generation_config.json"
+    return parse_config(_read_json(directory / "config.json"), _read_json(generation) if generation.exists() else None)
+
+
+def _shards(directory: Path) -> list[Path]:
+    index = directory / _INDEX
+    if not index.exists():
+        return sorted(directory.glob("*.safetensors"))
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(Path(str(name)).name == name for name in weight_map.values()):
+        raise ConfigurationError(f"model: {_INDEX} must map tensors to files of the same directory")
+    return sorted({directory / str(name) for name in weight_map.values()})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

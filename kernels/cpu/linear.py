@@ -1,0 +1,36 @@
+"""The linear layer on oneDNN, with weights packed once for its micro-kernels.
+
+Packed against `F.linear` on two Zen 4 cores, shapes of SmolLM2 (576 -> 3072): 277 against 601 us for 1 row, 278 against
+675 for 8, 630 against 1118 for 32, 8.5 against 10.8 ms for 512; no shape was slower. Adding the residual in the
+layer costs 1-3 %, less than a pass of its own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """`packed` holds the weights in oneDNN's own order."""
+
+    packed: torch.Tensor
+    bias: torch.Tensor | None
+    out_features: int
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """`x @ weight.T + bias + residual`."""
+        if x.shape[0] == 0:  # oneDNN refuses empty shapes; a prefill chunk that is not the last asks for no logits
+            return x.new_empty(0, self.out_features)
+        ops = torch.ops.mkldnn
+        if residual is None:
+            out: torch.Tensor = ops._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        else:
+            out = ops._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
+        return out
+
+
+def prepare_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    """Pack `weight [out, in]`."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    return PackedLinear(packed, bias, weight.shape[0])
