@@ -32,7 +32,7 @@ from pagekeeper.v1 import runner_pb2_grpc
 _STEP_BASE_S = 20.0
 _SLOWEST_FLOPS = 5e9
 """A step that computes fewer operations a second than this, after its base time, counts as hung."""
-_CONNECT_PAUSE_S = 0.1
+_CONNECT_ATTEMPT_S = 2.0
 _WATCHDOG_PERIOD_S = 0.5
 
 log = structlog.get_logger()
@@ -59,12 +59,11 @@ class Manager:
         deadline = time.monotonic() + self._wait_s
         while True:
             try:
-                left = max(_CONNECT_PAUSE_S, deadline - time.monotonic())
                 return CacheClient.connect(
-                    self._runtime_dir, self._runner_id, self._layout, self._fingerprint, timeout_s=left
+                    self._runtime_dir, self._runner_id, self._layout, self._fingerprint, _CONNECT_ATTEMPT_S
                 )
-            except (CacheConnectionLost, TimeoutError):
-                if time.monotonic() > deadline or self.stopping.wait(_CONNECT_PAUSE_S):
+            except CacheConnectionLost:
+                if time.monotonic() > deadline or self.stopping.is_set():
                     raise
 
 
@@ -103,9 +102,6 @@ def load(settings: RunnerSettings) -> tuple[LoadedModel, Kernels, KvLayout]:
 async def serve(settings: RunnerSettings) -> int:
     """Run until SIGTERM or SIGINT, or until the engine fails; returns the exit code."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     torch.set_num_threads(settings.threads or os.cpu_count() or 1)
     runner_id = f"{settings.name}-{uuid.uuid4().hex[:8]}"
     structlog.contextvars.bind_contextvars(runner_id=runner_id)
@@ -159,6 +155,10 @@ async def serve(settings: RunnerSettings) -> int:
     await server.start()
     log.info("ready", listen=address, max_context_length=info.max_context_length)
 
+    # Until here a signal simply ends the process: there is nothing to drain.
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
     engine_ended.add_done_callback(lambda _: stop.set())
     await stop.wait()
     failed = engine_ended.done()
@@ -166,8 +166,8 @@ async def serve(settings: RunnerSettings) -> int:
         log.info("draining")
         await service.drain(settings.grace_s)
     await server.stop(grace=1.0)
-    manager.stopping.set()
     engine.stop()
+    manager.stopping.set()
     await engine_ended
     return 1 if failed else 0
 

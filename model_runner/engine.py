@@ -116,14 +116,17 @@ class Engine:
 
     def run(self) -> None:
         """Step until `stop`; a lost cache manager is waited for, anything else that goes wrong is raised."""
-        self._attach()
         try:
+            self._attach()
             while not self._stopping:
                 self.step()
                 if not self._scheduler.has_work and self._held_since is None and not self._pending:
                     self._take_commands(wait_s=None)
                 elif self._scheduler.stalled and not self._scheduler.running:
                     self._take_commands(wait_s=_RETRY_PAUSE_S)
+        except CacheConnectionLost:
+            if not self._stopping:
+                raise
         finally:
             self._device.close()
             if self._exchange is not None:
