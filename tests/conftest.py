@@ -62,7 +62,7 @@ def start_server(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Ser
 
         def start(*flags: str, model: Path = tiny_model, **environment: str) -> Server:
             log = tmp_path / f"server-{time.monotonic_ns()}.log"
-            environment = {"OMP_NUM_THREADS": "1"} | environment
+            environment = {"PAGEKEEPER_THREADS": "1"} | environment
             return servers.enter_context(Server("--model", str(model), *flags, log=log, environment=environment))
 
         yield start
@@ -73,7 +73,7 @@ def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """The server behind `stack`."""
     log = tmp_path_factory.mktemp("tiny-server") / "log"
     flags = ("--model", str(tiny_model), "--pool-size", "4MiB")
-    with Server(*flags, log=log, environment={"OMP_NUM_THREADS": "1"}) as server:
+    with Server(*flags, log=log, environment={"PAGEKEEPER_THREADS": "1"}) as server:
         yield server
 
 
