@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+_pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 - torch offers oneDNN's packing under no other name
+_linear = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - the same
+
 
 @dataclass(frozen=True)
 class PackedLinear:
@@ -22,15 +25,14 @@ class PackedLinear:
         """`x @ weight.T + bias + residual`."""
         if x.shape[0] == 0:  # oneDNN refuses empty shapes; a prefill chunk that is not the last asks for no logits
             return x.new_empty(0, self.out_features)
-        ops = torch.ops.mkldnn
         if residual is None:
-            out: torch.Tensor = ops._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            out: torch.Tensor = _linear(x, self.packed, self.bias, "none", [], "")
         else:
-            out = ops._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
+            out = _linear.binary(x, residual, self.packed, self.bias, "add")
         return out
 
 
 def prepare_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
     """Pack `weight [out, in]`."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    packed = _pack(weight.contiguous())
     return PackedLinear(packed, bias, weight.shape[0])

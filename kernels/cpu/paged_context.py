@@ -1,7 +1,7 @@
 """Gathering the K and V of some sequences out of their blocks.
 
-A row is what is contiguous for one (block, layer, K or V, head): `block_size * head_dim` values. Moving on by a layer is
-an offset, so the row numbers of layer 0, derived once a step, serve all layers. Rows are counted in 64 bits.
+A row is what is contiguous for one (block, layer, K or V, head): `block_size * head_dim` values. Moving on by a layer
+is an offset, so the row numbers of layer 0, derived once a step, serve all layers. Rows are counted in 64 bits.
 """
 
 from dataclasses import dataclass

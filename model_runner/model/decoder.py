@@ -35,9 +35,11 @@ class Decoder:
         self._embedding = weights.take(EMBEDDING, vocab, hidden)
         self._layers = [DecoderLayer(i, config, weights, kernels) for i in range(config.num_layers)]
         self._norm = weights.take(FINAL_NORM, hidden)
-        head = weights.take(HEAD, vocab, hidden) if HEAD in weights or not config.tied_head else self._embedding
-        if config.tied_head and not torch.equal(head, self._embedding):
-            raise ConfigurationError(f"weights: {HEAD} differs from the embedding it is tied to")
+        head = self._embedding
+        if HEAD in weights or not config.tied_head:
+            head = weights.take(HEAD, vocab, hidden)
+            if config.tied_head and not torch.equal(head, self._embedding):
+                raise ConfigurationError(f"weights: {HEAD} differs from the embedding it is tied to")
         self._head = kernels.prepare_linear(head, None)
 
     @torch.inference_mode()

@@ -49,7 +49,7 @@ class Attention:
         if self._qk_norm is not None:
             qk.copy_(self._kernels.rms_norm(qk, self._qk_norm, self._epsilon))
         self._kernels.rotary(qk, rotation.cos, rotation.sin)
-        attention.store(self._layer, qkv[:, heads:].unflatten(1, (2, kv_heads)))
+        attention.store(self._layer, qkv[:, heads:].view(-1, 2, kv_heads, self._head_dim))
         out = attention.attend(self._layer, qkv[:, :heads])
         return self._output(out.flatten(1), residual)
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 
+from kernels import reference
 from kernels.interface import Kernels
 from kernels.kv_layout import KvLayout
 from model_runner.model.config import ModelConfig
 from model_runner.model.decoder import Decoder
-from model_runner.model.files import open_model
+from model_runner.model.files import ModelFiles, open_model
+from model_runner.model.weights.names import HEAD
 from model_runner.model.weights.source import WeightSource
 
 
@@ -54,9 +56,33 @@ def load_decoder(path: Path, kernels: Kernels, dtype: torch.dtype = torch.float3
         source = WeightSource(files.weights, dtype)
         decoder = Decoder(files.config, source, kernels)
         source.finish()
-        return LoadedModel(
-            decoder, files.config, digest.result(), files.config.digest(), dtype, source.num_parameters
-        )
+        return LoadedModel(decoder, files.config, digest.result(), files.config.digest(), dtype, source.num_parameters)
+
+
+def check_weights(files: ModelFiles) -> None:
+    """Check that every tensor has its place and the right shape, without reading any.
+
+    Raises:
+        ConfigurationError: a tensor is missing, has a wrong shape, or there is no place for it.
+    """
+    source = WeightSource([_ShapesOnly(files)], torch.float32)
+    Decoder(files.config, source, reference)
+    source.finish()
+
+
+class _ShapesOnly:
+    """Tensors with shapes and no values, which the decoder is built from as from real ones."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._shapes = {name: shape for file in files.weights for name, shape in file.shapes().items()}
+        if files.config.tied_head:
+            self._shapes.pop(HEAD, None)  # a copy of the embedding, whose values there are none to compare
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str) -> torch.Tensor:
+        return torch.empty(self._shapes[name], device="meta")
 
 
 def _digest(paths: Sequence[Path]) -> bytes:

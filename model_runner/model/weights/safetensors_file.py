@@ -1,6 +1,7 @@
 """Weights in the safetensors format."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,7 +20,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = safe_open(path, framework="pt")
+            self._file: Any = safe_open(path, framework="pt")
         except (SafetensorError, OSError) as error:
             raise ConfigurationError(f"weights: {path.name} is not a safetensors file: {error}") from error
         self._shapes: dict[str, tuple[int, ...]] = {}
