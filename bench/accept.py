@@ -4,16 +4,15 @@ A promise that was not run, or whose measurement failed, is a failed row, and an
 """
 
 import argparse
-import os
 import sys
 import time
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.promise import Outcome, Promise, Workbench
 from bench.promises import cache, errors, greedy, setup
+from pagekeeper.cli.demo_model import demo_model_path
 
 PROMISES: list[Promise] = [*greedy.PROMISES, *cache.PROMISES, *errors.PROMISES, *setup.PROMISES]
 
@@ -23,11 +22,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="WORDS", help="run the promises whose name contains WORDS")
     only = parser.parse_args().only
-    home = Path(os.environ.get("PAGEKEEPER_HOME") or Path.home() / ".cache" / "pagekeeper")
     console = Console()
     table = Table("promise", "figure", "bound", "result", title="What Pagekeeper promises")
     kept = 0
-    with Workbench(home / "models" / "smollm2-135m-instruct") as bench:
+    with Workbench(demo_model_path()) as bench:
         for promise in PROMISES:
             outcome = attempt(promise, bench, console) if only in promise.name else Outcome("not run", "", False)
             kept += outcome.passed

@@ -5,7 +5,6 @@ After each of them the pool must be whole and empty of sequences. Tests that nee
 something, start their own with `start_server`.
 """
 
-import os
 import shutil
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pagekeeper.cli.demo_model import demo_model_path
 from pagekeeper.cli.server import Server
 from pagekeeper.client import AdminClient
 
@@ -48,8 +48,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """Directory of the demo model, which `make test` has fetched."""
-    home = Path(os.environ.get("PAGEKEEPER_HOME") or Path.home() / ".cache" / "pagekeeper")
-    path = home / "models" / "smollm2-135m-instruct"
+    path = demo_model_path()
     if not path.is_dir():
         pytest.fail(f"the demo model is not in {path}; run: pagekeeper model fetch smollm2")
     return path

@@ -118,7 +118,7 @@ class Result:
         if ttft is not None:
             parts.append(f"first after {ttft:.2f} s")
         if self.usage is not None:
-            parts.append(f"prompt {self.usage.prompt_tokens} tokens, {self.usage.cached_tokens} from the cache")
+            parts.append(f"prompt {self.usage.prompt_tokens} tokens ({self.usage.cached_tokens} cached)")
         return " · ".join(parts)
 
 

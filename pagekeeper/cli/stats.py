@@ -58,14 +58,7 @@ def stats_table(numbers: dict[str, Any]) -> "RenderableType":
         f"{pool['free_blocks']:,} free ({pool['cached_blocks']:,} of them cached), {pool['leased_blocks']:,} leased, "
         f"{pool['sealed_blocks']:,} sealed, {pool['quarantined_blocks']:,} quarantined",
     )
-    table.add_row(
-        "in use",
-        f"{usage['sequences']:,} sequences of {usage['logical_tokens']:,} tokens in {usage['physical_blocks']:,} "
-        f"blocks, {usage['utilization']:.1%} of whose slots are filled",
-    )
-    table.add_row(
-        "sharing", f"{usage['logical_blocks']:,} table entries, {usage['sharing_saved']:.1%} saved by sharing"
-    )
+    table.add_row("in use", _usage(usage))
     table.add_row(
         "prefix hits",
         f"{prefix['hit_tokens']:,} of {prefix['queried_tokens']:,} tokens in {prefix['lookups']:,} lookups "
@@ -88,3 +81,12 @@ def _pool(pool: dict[str, Any]) -> str:
         return f"{pool['backend']}, no runner has attached yet"
     size = pool["total_blocks"] * pool["block_bytes"] / 2**20
     return f"{pool['backend']}, {pool['total_blocks']:,} blocks of {pool['block_size']} tokens, {size:,.0f} MiB"
+
+
+def _usage(usage: dict[str, Any]) -> str:
+    if not usage["sequences"]:
+        return "nothing"
+    return (
+        f"{usage['sequences']:,} sequences, {usage['logical_tokens']:,} tokens, {usage['physical_blocks']:,} blocks "
+        f"with {usage['utilization']:.1%} of their slots filled; sharing saves {usage['sharing_saved']:.1%}"
+    )

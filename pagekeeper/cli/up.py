@@ -20,6 +20,7 @@ from pydantic import Field
 from structlog.dev import ConsoleRenderer
 from structlog.processors import JSONRenderer
 
+from pagekeeper.cli.demo_model import demo_model_path
 from pagekeeper.cli.supervisor import Child, ChildFailedError
 from pagekeeper.common.errors import ConfigurationError, PagekeeperError
 from pagekeeper.common.logging import configure_logging
@@ -67,8 +68,7 @@ def run(args: list[str]) -> int:
 
 
 def _demo_model() -> Path:
-    home = Path(os.environ.get("PAGEKEEPER_HOME") or Path.home() / ".cache" / "pagekeeper")
-    model = home / "models" / "smollm2-135m-instruct"
+    model = demo_model_path()
     if not model.is_dir():
         raise ConfigurationError(
             f"model: the demo model is not in {model}; run `pagekeeper model fetch smollm2`, or give --model DIR"
@@ -116,16 +116,16 @@ class _Stack:
         stop = asyncio.Event()
         code = 0
 
-        def on_signal() -> None:
+        def on_signal(number: signal.Signals) -> None:
             nonlocal code
-            if stop.is_set():  # asked twice: at once, then
+            if stop.is_set() and number is signal.SIGINT:  # a person who cannot wait
                 code = _EXIT_INTERRUPTED
                 for child in self._children:
                     child.kill()
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, on_signal)
+            asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
         announced = asyncio.create_task(self._announce())
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(child.keep_alive()) for child in self._children]
         tasks += [announced, asyncio.create_task(stop.wait())]

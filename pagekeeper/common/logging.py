@@ -1,6 +1,7 @@
 """Structured logs on standard error: for people on a terminal, JSON lines otherwise."""
 
 import logging
+import os
 import sys
 
 import structlog
@@ -13,6 +14,8 @@ def configure_logging(process: str, level: str = "info") -> None:
         process: bound to every line as `process`.
         level: "debug", "info", "warning" or "error".
     """
+    # gRPC's core writes lines of its own form past every handler; what matters of them reaches us as exceptions.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(message)s")
     pretty = sys.stderr.isatty()
     structlog.configure(
