@@ -8,7 +8,7 @@ from pagekeeper.common.settings import Settings
 class ManagerSettings(Settings):
     """The settings of the process; each is a flag, an environment variable and a key of the configuration file."""
 
-    pool_size: ByteSize = Field(ByteSize(1 << 30), gt=0, description="Memory for KV blocks, such as 512MiB or 8GiB.")
+    pool_size: ByteSize = Field(ByteSize(1 << 30), gt=0, lt=1 << 63, description="Memory for KV blocks, as in 8GiB.")
     admin_listen: str = Field("127.0.0.1:50052", description="HOST:PORT of statistics, audits and health; port 0: any.")
     watermark: float = Field(0.01, ge=0, lt=1, description="Share of the blocks that a new sequence must leave free.")
     preallocate: bool = Field(

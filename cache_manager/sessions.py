@@ -1,7 +1,7 @@
 """The whole policy of the cache manager: sessions, the pool they share, and the order of their messages."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from cache_manager.block import Block, BlockState
@@ -123,6 +123,7 @@ class CachePolicy:
         older = self._sessions.get(supersedes) if supersedes is not None else None
         if older is not None:
             older.state = SessionState.SUPERSEDED
+            self._tickets.withdraw_all(older.epoch)
         self._sessions[epoch] = _Session(epoch, runner_id, pid, now, sequences, supersedes)
         return Attachment(epoch, layout.num_blocks(self._pool_bytes), watermark, dropped)
 
@@ -197,7 +198,7 @@ class CachePolicy:
             SessionStats(session.epoch, session.runner_id, session.pid, session.state.value, session.attached_at)
             for session in self._sessions.values()
         ]
-        return CacheStats(pool, self._usage(pool.block_size), self._counters, sessions)
+        return CacheStats(pool, self._usage(pool.block_size), replace(self._counters), sessions)
 
     def audit(self) -> Iterator[list[str]]:
         """Check every invariant slice by slice: one sentence for each one that is broken.

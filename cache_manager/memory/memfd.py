@@ -6,6 +6,7 @@ Nothing is left behind by kill -9, and nobody can unlink it by accident, unlike 
 import fcntl
 import mmap
 import os
+from pathlib import Path
 
 from pagekeeper.common.errors import ConfigurationError
 
@@ -30,6 +31,8 @@ class MemfdPool:
             preallocate: take all of it now, so that too little memory is an error at start and not a killed process
                 later. Without, a page is taken when it is first written.
         """
+        if preallocate and size > (available := _available_bytes()):
+            raise ConfigurationError(f"pool_size: {size} bytes are wanted, {available} bytes of memory are available")
         self.size = size
         self._fd = os.memfd_create("pagekeeper-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -48,6 +51,19 @@ class MemfdPool:
     def close(self) -> None:
         """Close the file; runners' mappings stay."""
         os.close(self._fd)
+
+
+def _available_bytes() -> int:
+    """What can be taken without swapping or reaching the container's limit.
+
+    The kernel does not say so itself: asked for more, fallocate(2) goes on until the out-of-memory killer strikes.
+    """
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()) != "max":
+        available = min(available, int(most) - int(used.read_text()))
+    return available
 
 
 def open_memfd(fd: int, expected_size: int) -> mmap.mmap:
