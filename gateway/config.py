@@ -1,0 +1,34 @@
+"""What the gateway is told."""
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from pagekeeper.common.settings import Settings
+
+
+class GatewaySettings(Settings):
+    """Settings of the gateway process."""
+
+    model: Path = Field(description="Model directory with tokenizer.json, or a file of weights in it.")
+    model_name: str = Field("", description="Name that clients use; default: the name of that directory or file.")
+    listen: str = Field("127.0.0.1:50051", description="HOST:PORT for clients; port 0 takes a free one.")
+    max_concurrent: int = Field(256, ge=1, description="Requests handed to runners at once.")
+    max_queue: int = Field(1024, ge=0, description="Requests that may wait for that; one more is refused at once.")
+    runner_wait_s: float = Field(30.0, gt=0, description="Longest time a request waits for a ready runner, in seconds.")
+    grace_s: float = Field(30.0, ge=0, description="Time that running requests get to end at a drain, in seconds.")
+    max_request_s: float = Field(0.0, ge=0, description="Longest time a request may take, in seconds; 0: no limit.")
+    slow_reader_s: float = Field(
+        60.0, gt=0, description="A client that leaves tokens unread for so many seconds may be ended."
+    )
+    slow_reader_tokens: int = Field(
+        1024, ge=0, description="It is ended when more than so many tokens wait for it; it can resume."
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _is_host_and_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ValueError("must be HOST:PORT")
+        return value

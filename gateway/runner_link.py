@@ -1,0 +1,156 @@
+"""One stream to one runner, from the first try to connect until the runner is lost."""
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+
+import grpc
+
+from gateway.generation import Generation
+from pagekeeper.common.sockets import CHANNEL_OPTIONS
+from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
+
+PING_INTERVAL_S = 0.5
+# No Pong for 2 s. Pings are counted, not seconds, so that a gateway which itself was held up blames nobody.
+_MAX_UNANSWERED_PINGS = 4
+_MAX_MANAGER_WAIT_S = 2.0
+# Each link tries for itself; gRPC would let it wait out the failures of the one before.
+_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+
+
+class RunnerLink:
+    """Carries generations to one runner and its outputs back.
+
+    Args:
+        target: the runner's address.
+        on_ready: called once, when the runner has introduced itself and its engine is seen to be alive.
+        on_output: called with every output, of whatever attempt.
+
+    Attributes:
+        generations: those submitted here and not ended yet, by number.
+        is_draining: the runner takes no more requests.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        on_ready: Callable[[runner_pb2.RunnerHello], None],
+        on_output: Callable[["RunnerLink", runner_pb2.SequenceOutput], None],
+    ) -> None:
+        self._target = target
+        self._on_ready = on_ready
+        self._on_output = on_output
+        self._outbox: asyncio.Queue[runner_pb2.ServeRequest] = asyncio.Queue()
+        self._hello: runner_pb2.RunnerHello | None = None
+        self._engine: runner_pb2.EngineReport | None = None
+        self._unanswered_pings = 0
+        self.generations: dict[int, Generation] = {}
+        self.is_draining = False
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the runner ever became ready: it introduced itself, and its engine was seen to be alive."""
+        return self._engine is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may be submitted. A runner without its cache manager takes them, and serves them later."""
+        return self.was_ready and not self.is_draining
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request submitted now would be answered now."""
+        return self.is_ready and self._engine is not None and not _misses_manager(self._engine)
+
+    def submit(self, generation: Generation) -> None:
+        """Begin a new attempt of this generation here."""
+        generation.attempt += 1
+        self.generations[generation.number] = generation
+        self._outbox.put_nowait(runner_pb2.ServeRequest(submit=_to_submit(generation)))
+
+    def cancel(self, number: int) -> None:
+        """Stop a generation if it is here."""
+        if self.generations.pop(number, None) is not None:
+            self._outbox.put_nowait(runner_pb2.ServeRequest(cancel=runner_pb2.Cancel(request=number)))
+
+    async def run(self) -> str:
+        """Serve until the runner is lost; returns how."""
+        async with grpc.aio.insecure_channel(self._target, options=_OPTIONS) as channel:
+            call = runner_pb2_grpc.RunnerServiceStub(channel).Serve(self._requests())
+            tasks = [asyncio.create_task(self._read(call)), asyncio.create_task(self._ping())]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                return done.pop().result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                call.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _requests(self) -> AsyncIterator[runner_pb2.ServeRequest]:
+        while True:
+            yield await self._outbox.get()
+
+    async def _read(self, call: AsyncIterable[runner_pb2.ServeResponse]) -> str:
+        try:
+            async for response in call:
+                match response.WhichOneof("message"):
+                    case "hello":
+                        self._hello = response.hello
+                    case "pong" if _is_hung(response.pong.engine):
+                        return f"step {response.pong.engine.step} hangs"
+                    case "pong":
+                        self._take_pong(response.pong)
+                    case "step":
+                        for output in response.step.outputs:
+                            self._on_output(self, output)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        return "the runner ended the stream"
+
+    def _take_pong(self, pong: runner_pb2.Pong) -> None:
+        is_first = self._engine is None
+        self._unanswered_pings = 0
+        self._engine = pong.engine
+        if is_first and self._hello is not None:
+            self._on_ready(self._hello)
+
+    async def _ping(self) -> str:
+        nonce = 0
+        while self._unanswered_pings < _MAX_UNANSWERED_PINGS:
+            nonce += 1
+            self._unanswered_pings += 1
+            self._outbox.put_nowait(runner_pb2.ServeRequest(ping=runner_pb2.Ping(nonce=nonce)))
+            await asyncio.sleep(PING_INTERVAL_S)
+        return f"no answer to {self._unanswered_pings} pings"
+
+
+def _is_hung(engine: runner_pb2.EngineReport) -> bool:
+    return engine.state == runner_pb2.EngineReport.STATE_IN_STEP and engine.seconds > engine.limit_seconds
+
+
+def _misses_manager(engine: runner_pb2.EngineReport) -> bool:
+    waits = engine.state == runner_pb2.EngineReport.STATE_WAITING_FOR_MANAGER
+    return waits and engine.seconds > _MAX_MANAGER_WAIT_S
+
+
+def _to_submit(generation: Generation) -> runner_pb2.Submit:
+    work = generation.work
+    candidate = runner_pb2.Submit.Candidate(index=0, generated_token_ids=generation.token_ids)
+    return runner_pb2.Submit(
+        request=generation.number,
+        attempt=generation.attempt,
+        request_id=work.request_id,
+        tenant=work.tenant,
+        prompt_token_ids=work.prompt_token_ids,
+        candidates=[candidate],
+        sampling=runner_pb2.ResolvedSampling(
+            temperature=work.sampling.temperature,
+            top_p=work.sampling.top_p,
+            top_k=work.sampling.top_k,
+            min_p=work.sampling.min_p,
+            seed=work.seed,
+            max_tokens=work.max_tokens,
+            stop_token_ids=sorted(work.stop_token_ids),
+        ),
+        priority=work.priority,
+    )

@@ -1,0 +1,75 @@
+"""Admission: who runs, who waits, who is refused."""
+
+import pytest
+
+from gateway.admission import Admission, Ticket
+from pagekeeper.common.errors import OverloadedError
+
+
+class Door:
+    """An admission that remembers who was granted a permit."""
+
+    def __init__(self, max_concurrent: int, max_queue: int) -> None:
+        self.admission = Admission(max_concurrent, max_queue)
+        self.granted: list[str] = []
+
+    def enter(self, name: str, priority: int = 0) -> Ticket:
+        return self.admission.enter(priority, lambda: self.granted.append(name))
+
+
+def test_permits_go_to_the_first_comers_and_then_by_arrival() -> None:
+    door = Door(2, 5)
+    first, *_ = [door.enter(name) for name in "abcd"]
+    assert door.granted == ["a", "b"]
+    door.admission.leave(first)
+    assert door.granted == ["a", "b", "c"]
+    assert (door.admission.running, door.admission.waiting) == (2, 1)
+
+
+def test_a_lower_priority_number_is_served_earlier() -> None:
+    door = Door(1, 5)
+    running = door.enter("running")
+    for name, priority in [("late", 1), ("first", -1), ("second", 0)]:
+        door.enter(name, priority)
+    door.admission.leave(running)
+    assert door.granted[-1] == "first"
+
+
+def test_excess_is_refused_at_once_and_told_when_to_come_back() -> None:
+    door = Door(1, 1)
+    door.enter("running")
+    door.enter("waiting")
+    with pytest.raises(OverloadedError) as refused:
+        door.enter("too many")
+    assert refused.value.retry_after_s > 0
+    assert (door.admission.running, door.admission.waiting) == (1, 1)
+
+
+def test_leaving_twice_gives_one_permit_back() -> None:
+    door = Door(1, 5)
+    running = door.enter("running")
+    waiting = [door.enter(name) for name in "ab"]
+    door.admission.leave(running)
+    door.admission.leave(running)
+    assert door.granted == ["running", "a"]
+    door.admission.leave(waiting[0])
+    door.admission.leave(waiting[1])
+    assert (door.admission.running, door.admission.waiting) == (0, 0)
+
+
+def test_whoever_leaves_the_queue_is_never_granted() -> None:
+    door = Door(1, 5)
+    running, leaves, _ = (door.enter(name) for name in ("running", "leaves", "stays"))
+    door.admission.leave(leaves)
+    door.admission.leave(running)
+    assert door.granted == ["running", "stays"]
+
+
+def test_without_a_queue_only_permits_count() -> None:
+    door = Door(1, 0)
+    running = door.enter("a")
+    with pytest.raises(OverloadedError):
+        door.enter("b")
+    door.admission.leave(running)
+    door.enter("c")
+    assert door.granted == ["a", "c"]
