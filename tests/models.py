@@ -1,11 +1,13 @@
-"""Tiny random models, written without transformers in a few milliseconds."""
+"""Tiny random models, written without transformers in a few milliseconds, and the same weights as GGUF files."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -21,6 +23,19 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_GGUF_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 _SENTENCES = [
     "The quick brown fox jumps over the lazy dog while the keeper turns another page of the book.",
     "What is the capital of France? The capital of France is Paris, and it lies on the river Seine.",
@@ -140,3 +155,84 @@ def tiny_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
     if not config["tie_word_embeddings"]:
         weights["lm_head.weight"] = normal(config["vocab_size"], hidden, scale=hidden**-0.5)
     return weights
+
+
+def write_tiny_gguf(
+    path: Path,
+    directory: Path,
+    kind: gguf.GGMLQuantizationType | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Path:
+    """Write the model in `directory` as a GGUF file, the way converters do.
+
+    Args:
+        path: the file to write.
+        directory: a model written by `write_tiny_model`.
+        kind: type of the matrices; vectors, and everything by default, are F32.
+        tokenizer: to describe in the metadata.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    architecture = config["model_type"]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    if tokenizer is not None:
+        _add_tokenizer(writer, tokenizer)
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        values = tensor.numpy()
+        part = name.split(".")[-2]
+        if architecture == "llama" and part in heads:
+            values = _interleave_pairs(values, heads[part])
+        if kind is None or values.ndim == 1:
+            writer.add_tensor(_gguf_name(name), values)
+        else:
+            writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = [token for token, _ in sorted(model["vocab"].items(), key=lambda item: item[1])]
+    control = {END, START_OF_TURN, END_OF_TURN}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in control else 1 for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(0)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _interleave_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Put rows i and i + head_dim / 2 of each head side by side."""
+    halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
+
+
+def _gguf_name(name: str) -> str:
+    fixed = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if name in fixed:
+        return fixed[name]
+    _, _, layer, *part, suffix = name.split(".")
+    return f"blk.{layer}.{_GGUF_LAYER_NAMES['.'.join(part)]}.{suffix}"

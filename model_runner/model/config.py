@@ -17,7 +17,10 @@ ARCHITECTURES = {
 }
 """Class names of config.json's `architectures`, and the `model_type` each stands for."""
 
-Rope = Mapping[str, Any]
+# A file's word is bounded before anything is allocated by it.
+_MOST = 2**31 - 1
+_MOST_LAYERS = 1024
+_MOST_HEAD_DIM = 1024
 T = TypeVar("T")
 
 
@@ -82,10 +85,10 @@ def parse_config(fields: Mapping[str, Any], generation: Mapping[str, Any] | None
     hidden_size = _positive(fields, "hidden_size")
     num_heads = _positive(fields, "num_attention_heads")
     num_kv_heads = _positive(fields, "num_key_value_heads", num_heads)
-    num_layers = _positive(fields, "num_hidden_layers")
+    num_layers = _positive(fields, "num_hidden_layers", most=_MOST_LAYERS)
     if num_heads % num_kv_heads:
         raise ConfigurationError(f"model: {num_heads} attention heads do not divide among {num_kv_heads} KV heads")
-    head_dim = _positive(fields, "head_dim", hidden_size // num_heads)
+    head_dim = _positive(fields, "head_dim", hidden_size // num_heads, _MOST_HEAD_DIM)
     if head_dim % 2:
         raise ConfigurationError(f"model: head_dim must be even, not {head_dim}")
     attention_bias = architecture != "mistral" and _field(fields, "attention_bias", bool, False)
@@ -112,13 +115,15 @@ def parse_config(fields: Mapping[str, Any], generation: Mapping[str, Any] | None
 
 
 def _architecture(fields: Mapping[str, Any]) -> str:
-    names = fields.get("architectures") or []
+    listed: list[Any] = _field(fields, "architectures", list, [])
+    names = [str(name) for name in listed]
     for name in names:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
-    if not names and fields.get("model_type") in ARCHITECTURES.values():
-        return str(fields["model_type"])
-    found = ", ".join(map(str, names)) or str(fields.get("model_type"))
+    model_type = str(fields.get("model_type"))
+    if not names and model_type in ARCHITECTURES.values():
+        return model_type
+    found = ", ".join(names) or model_type
     raise ConfigurationError(f"model: architecture {found} is not supported; supported: {', '.join(ARCHITECTURES)}")
 
 
@@ -128,15 +133,15 @@ def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
         raise ConfigurationError(f"model: hidden_act {activation!r} is not supported, only 'silu'")
     if fields.get("quantization_config"):
         raise ConfigurationError("model: quantization_config is not supported; use unquantised weights or GGUF")
-    if fields.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigurationError("model: partial_rotary_factor is not supported")
 
 
 def _rope(fields: Mapping[str, Any]) -> RopeConfig:
     # transformers 5 writes everything into rope_parameters, older versions into rope_theta and rope_scaling.
-    rope: Rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    rope: Mapping[str, Any] = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise ConfigurationError("model: rope_scaling must be an object")
+    if any(source.get("partial_rotary_factor", 1.0) != 1.0 for source in (fields, rope)):
+        raise ConfigurationError("model: partial_rotary_factor is not supported")
     variant = rope.get("rope_type", rope.get("type", "default"))
     theta = _field(rope if "rope_theta" in rope else fields, "rope_theta", float, 10000.0)
     if variant == "default":
@@ -164,7 +169,7 @@ def _sliding_windows(architecture: str, fields: Mapping[str, Any], num_layers: i
     first = _field(fields, "max_window_layers", int, num_layers)
     default = ["full_attention" if i < first else "sliding_attention" for i in range(num_layers)]
     types = _field(fields, "layer_types", list, default)
-    if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
+    if len(types) != num_layers or any(kind not in ("full_attention", "sliding_attention") for kind in types):
         raise ConfigurationError("model: layer_types must name full_attention or sliding_attention for each layer")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
@@ -180,10 +185,10 @@ def _token_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _positive(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _positive(fields: Mapping[str, Any], name: str, default: int | None = None, most: int = _MOST) -> int:
     value = _field(fields, name, int, default)
-    if value < 1:
-        raise ConfigurationError(f"model: {name} must be at least 1, not {value}")
+    if not 1 <= value <= most:
+        raise ConfigurationError(f"model: {name} must be from 1 to {most}, not {value}")
     return value
 
 

@@ -15,7 +15,7 @@ def config_from_gguf(header: GgufHeader) -> dict[str, Any]:
         ConfigurationError: the architecture, an option of it or the rope scaling is not supported.
     """
     metadata = header.metadata
-    architecture = metadata.get("general.architecture")
+    architecture = str(metadata.get("general.architecture"))
     if architecture not in _CLASSES:
         known = ", ".join(_CLASSES)
         raise ConfigurationError(f"model: GGUF architecture {architecture} is not supported; supported: {known}")

@@ -42,13 +42,18 @@ class GgufFile:
         num_kv_heads: of its keys and values.
 
     Raises:
-        ConfigurationError: a tensor has a name that no supported architecture uses.
+        ConfigurationError: a tensor is there twice, or has a name that no supported architecture uses.
     """
 
     def __init__(self, path: Path, header: GgufHeader, num_heads: int, num_kv_heads: int) -> None:
         # Pages are read when a tensor is; nothing is written to them.
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
-        self._tensors = {_translate(tensor.name): tensor for tensor in header.tensors}
+        self._tensors: dict[str, GgufTensor] = {}
+        for tensor in header.tensors:
+            name = _translate(tensor.name)
+            if name in self._tensors:
+                raise ConfigurationError(f"weights: tensor {tensor.name} is there twice")
+            self._tensors[name] = tensor
         self._interleaved_heads: dict[str, int] = {}
         if header.metadata.get("general.architecture") == "llama":
             # Only this architecture stores rotary pairs side by side instead of half a head apart.
