@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="WORDS", help="run the promises whose name contains WORDS")
     only = parser.parse_args().only
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)
     table = Table("promise", "figure", "bound", "result", title="What Pagekeeper promises")
     kept = 0
     with Workbench(demo_model_path()) as bench:
