@@ -89,18 +89,18 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Pagekeeper needs Python 3.11 or newer: make PYTHON=/path/to/python3")'
 	$(PYTHON) -m venv $(VENV)
 
-# What INSTALL is given is one of the extras; a torch that was asked for comes first, so pip keeps it.
+# INSTALL is given the extras in brackets; a torch that was asked for comes first, so pip keeps it.
 define INSTALL
 	$(if $(TORCH),$(BIN)/python -m pip install "$(if $(wildcard $(TORCH)),$(TORCH),torch==$(TORCH))")
-	$(BIN)/python -m pip install --quiet --editable ".[$(1)]"
+	$(BIN)/python -m pip install --quiet --editable ".$(1)"
 	touch $@
 endef
 
 $(RUN_ENV): pyproject.toml | $(BIN)/python
-	$(call INSTALL,convert)
+	$(call INSTALL)
 
 $(TEST_ENV): pyproject.toml | $(BIN)/python
-	$(call INSTALL,test)
+	$(call INSTALL,[test])
 	touch $(RUN_ENV)
 
 $(DEMO_MODEL): | $(RUN_ENV)

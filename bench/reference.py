@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 NEAR_TIE = 1e-3
 """Two logits closer than this may change places with the order of a summation."""
@@ -43,10 +44,8 @@ class Reference:
         return AutoModelForCausalLM.from_pretrained(self._path, dtype=torch.float32, **options).eval()
 
     @functools.cached_property
-    def _tokenizer(self) -> Any:  # noqa: ANN401 - transformers has no type for "some tokenizer"
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self._path)
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_file(str(self._path / "tokenizer.json"))
 
     @property
     def vocab_size(self) -> int:
@@ -54,13 +53,8 @@ class Reference:
         return int(self._model.config.vocab_size)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text to continue."""
-        return list(self._tokenizer(text)["input_ids"])
-
-    def encode_chat(self, text: str) -> list[int]:
-        """Token ids of a user's message, up to where the answer begins."""
-        chat = [{"role": "user", "content": text}]
-        return list(self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
+        """Token ids of a text."""
+        return list(self._tokenizer.encode(text).ids)
 
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """Logits after each of the tokens, [tokens, vocabulary]."""

@@ -5,11 +5,12 @@ import time
 import grpc
 
 from bench.promise import Outcome, Promise, Workbench, ask, ask_all, greedy
-from bench.prompts import ASK, CONTINUE, PASSAGE
+from bench.prompts import PASSAGE
 from pagekeeper.cli.server import Server
 from pagekeeper.client import AdminClient
 from pagekeeper.common.sockets import CHANNEL_OPTIONS, RuntimeDir, unix_target
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
+from tests.golden.prompts import PROMPTS
 
 _DRAIN_LIMIT_S = 5.0
 
@@ -27,7 +28,7 @@ def blocks_in_use(server: Server) -> int:
 
 
 def gives_everything_back(bench: Workbench) -> Outcome:
-    texts = [f"{i}. {text}" for i, text in enumerate((CONTINUE + ASK)[:16] * 2)]
+    texts = [f"{i}. {text}" for i, text in enumerate(PROMPTS[:16] * 2)]
     requests = [greedy(bench.reference.encode(text)) for text in texts]
     for request in requests:
         request.sampling["ignore_eos"] = True
@@ -67,7 +68,7 @@ def engine_report(bench: Workbench) -> runner_pb2.EngineReport:
 
 
 def never_waits_for_the_manager(bench: Workbench) -> Outcome:
-    prompts = [bench.reference.encode(f"{i}. {text}") for i, text in enumerate(CONTINUE + ASK)]
+    prompts = [bench.reference.encode(f"{i}. {text}") for i, text in enumerate(PROMPTS)]
     server = bench.server
     before = engine_report(bench)
     ask_all(server, [greedy(prompt) for prompt in prompts])

@@ -1,14 +1,30 @@
-"""Greedy answers are the reference's, and nothing but the prompt changes them."""
+"""Logits and greedy answers are the reference's, and nothing but the prompt changes them."""
+
+import torch
 
 from bench.promise import Outcome, Promise, Workbench, ask, ask_all, greedy
-from bench.prompts import ASK, CONTINUE, PASSAGE
+from bench.prompts import PASSAGE
 from bench.reference import NEAR_TIE
+from kernels.select import select_kernels
+from model_runner.model.load import load_decoder
 from pagekeeper.cli.generate import Result
+from tests.golden.paged_run import generate_greedily
+from tests.golden.prompts import PROMPTS
+
+LOGITS_BOUND = 2e-3
 
 
 def prompts(bench: Workbench) -> list[list[int]]:
     """The two dozen prompts as token ids."""
-    return [bench.reference.encode(text) for text in CONTINUE] + [bench.reference.encode_chat(text) for text in ASK]
+    return [bench.reference.encode(text) for text in PROMPTS]
+
+
+def logits_equal_transformers(bench: Workbench) -> Outcome:
+    asked = prompts(bench)
+    ours, _ = generate_greedily(load_decoder(bench.model, select_kernels("cpu")), asked, 1, chunk_size=24)
+    theirs = torch.stack([bench.reference.logits(prompt)[-1] for prompt in asked])
+    widest = float((ours - theirs).abs().max())
+    return Outcome(f"{widest:.1e} apart at most", f"< {LOGITS_BOUND:g}", len(asked) >= 24 and widest < LOGITS_BOUND)
 
 
 def equals_transformers(bench: Workbench) -> Outcome:
@@ -51,7 +67,7 @@ def compare(bench: Workbench, asked: list[list[int]], ones: list[Result], others
 def unchanged_by_31_others(bench: Workbench) -> Outcome:
     asked = prompts(bench)[::3]
     alone = [ask(bench.server, greedy(prompt)) for prompt in asked]
-    others = [greedy(bench.reference.encode(f"Number {i}: {text}"), 32 + i) for i, text in enumerate(CONTINUE + ASK)]
+    others = [greedy(bench.reference.encode(f"Number {i}: {text}"), 32 + i) for i, text in enumerate(PROMPTS)]
     together = ask_all(bench.server, [greedy(prompt) for prompt in asked] + others)
     return compare(bench, asked, alone, together[: len(asked)], "")
 
@@ -63,7 +79,7 @@ def with_budget(bench: Workbench, max_batch_tokens: int, asked: list[list[int]])
 
 
 def unchanged_by_chunk_size(bench: Workbench) -> Outcome:
-    asked = [bench.reference.encode(PASSAGE * count) for count in (2, 5, 9)] + prompts(bench)[12:15]
+    asked = [bench.reference.encode(PASSAGE * count) for count in (2, 5, 9)] + prompts(bench)[:3]
     return compare(bench, asked, with_budget(bench, 16, asked), with_budget(bench, 2048, asked), "")
 
 
@@ -96,6 +112,7 @@ def unchanged_by_preemption(bench: Workbench) -> Outcome:
 
 
 PROMISES = [
+    Promise("prefill logits equal transformers' (24 prompts)", logits_equal_transformers),
     Promise("greedy answers equal transformers' (24 prompts x 64 tokens)", equals_transformers),
     Promise("an answer is unchanged by 31 others in the batch", unchanged_by_31_others),
     Promise("an answer is unchanged by the chunk size, 16 or 2048", unchanged_by_chunk_size),
