@@ -1,6 +1,5 @@
 """Errors as status codes: the one table, and the one place where an exception becomes an answer."""
 
-import contextlib
 import functools
 import inspect
 import uuid
@@ -121,9 +120,8 @@ def _answer_in_parts(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     async def answer(request: Message, context: Context) -> AsyncIterator[Message]:
         try:
-            async with contextlib.aclosing(method(request, context)) as responses:
-                async for response in responses:
-                    yield response
+            async for response in method(request, context):
+                yield response
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - nothing of an unexpected exception may reach the client

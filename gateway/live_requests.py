@@ -37,6 +37,9 @@ class LiveRequests:
         self.emptied.set()
         self._live: dict[tuple[str, str], LiveRequest] = {}
 
+    def __len__(self) -> int:
+        return len(self._live)
+
     def enter(self, live: LiveRequest, *, takes_over: bool) -> None:
         """Register a request until its release is closed.
 

@@ -1,7 +1,8 @@
 """One stream to one runner, from the first try to connect until the runner is lost."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import Callable
+from typing import TypeAlias
 
 import grpc
 
@@ -15,6 +16,8 @@ _MAX_UNANSWERED_PINGS = 4
 _MAX_MANAGER_WAIT_S = 2.0
 # Each link tries for itself; gRPC would let it wait out the failures of the one before.
 _OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[runner_pb2.ServeRequest, runner_pb2.ServeResponse]"
 
 
 class RunnerLink:
@@ -75,22 +78,24 @@ class RunnerLink:
     async def run(self) -> str:
         """Serve until the runner is lost; returns how."""
         async with grpc.aio.insecure_channel(self._target, options=_OPTIONS) as channel:
-            call = runner_pb2_grpc.RunnerServiceStub(channel).Serve(self._requests())
-            tasks = [asyncio.create_task(self._read(call)), asyncio.create_task(self._ping())]
+            call: _Call = runner_pb2_grpc.RunnerServiceStub(channel).Serve()
+            # A stream that breaks under the writer breaks under the reader too, who knows why.
+            writer = asyncio.create_task(self._write(call))
+            judges = [asyncio.create_task(self._read(call)), asyncio.create_task(self._ping())]
             try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(judges, return_when=asyncio.FIRST_COMPLETED)
                 return done.pop().result()
             finally:
-                for task in tasks:
+                for task in (writer, *judges):
                     task.cancel()
                 call.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(writer, *judges, return_exceptions=True)
 
-    async def _requests(self) -> AsyncIterator[runner_pb2.ServeRequest]:
+    async def _write(self, call: "_Call") -> None:
         while True:
-            yield await self._outbox.get()
+            await call.write(await self._outbox.get())
 
-    async def _read(self, call: AsyncIterable[runner_pb2.ServeResponse]) -> str:
+    async def _read(self, call: "_Call") -> str:
         try:
             async for response in call:
                 match response.WhichOneof("message"):

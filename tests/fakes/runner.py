@@ -112,13 +112,14 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
                 block_size=16,
             )
             yield runner_pb2.ServeResponse(hello=hello)
-            while True:
+            while not any(task.done() for task in tasks):
                 message = asyncio.create_task(outbox.get())
-                await asyncio.wait([message, *tasks], return_when=asyncio.FIRST_COMPLETED)
-                if not message.done():
+                try:
+                    await asyncio.wait([message, *tasks], return_when=asyncio.FIRST_COMPLETED)
+                finally:
                     message.cancel()
-                    break
-                yield message.result()
+                if message.done():
+                    yield message.result()
             await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the script")
         finally:
             for task in tasks:
@@ -172,9 +173,9 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
                 if output.finish_reason:
                     del live[output.request]
                     del self.live[output.request]
-            if any(sequence.position in self.script.breaks_at for sequence in live.values()):
-                reached = {sequence.position for sequence in live.values()}
-                self.script.breaks_at = [position for position in self.script.breaks_at if position not in reached]
+            reached = [sequence.position for sequence in live.values() if sequence.position in self.script.breaks_at]
+            if reached:
+                self.script.breaks_at.remove(reached[0])
                 while not outbox.empty():
                     await asyncio.sleep(0)
                 raise _BrokenError

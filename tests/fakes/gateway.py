@@ -1,0 +1,158 @@
+"""A gateway in this event loop, on a real port, and a client that collects its answers."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.config import GatewaySettings
+from gateway.server import Gateway
+from pagekeeper.v1 import generate_pb2, generate_pb2_grpc, types_pb2
+from pagekeeper.v1.generate_pb2 import GenerateRequest, GenerateResponse
+
+_POLL_S = 0.01
+_PATIENCE_S = 20.0
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for a condition, with a deadline that only a failure meets."""
+    async with asyncio.timeout(_PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(_POLL_S)
+
+
+def prompt_request(token_ids: Iterable[int] = (5, 6, 7), **sampling: Any) -> GenerateRequest:
+    """A request for tokens after `token_ids`; `sampling` holds fields of SamplingParams."""
+    return GenerateRequest(
+        token_ids=generate_pb2.TokenIds(token_ids=token_ids), sampling=types_pb2.SamplingParams(**sampling)
+    )
+
+
+@dataclass
+class Answer:
+    """What a client joins from the messages of a stream; checks that positions are contiguous."""
+
+    num_messages: int = 0
+    first_position: int | None = None
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    seed: int | None = None
+    finish_reason: int = types_pb2.FINISH_REASON_UNSPECIFIED
+    usage: types_pb2.Usage | None = None
+    request_id: str = ""
+
+    def take(self, response: GenerateResponse) -> None:
+        (delta,) = response.deltas
+        if self.first_position is None:
+            self.first_position = delta.position
+        assert delta.position == self.first_position + len(self.token_ids)
+        assert response.HasField("seed") == (self.num_messages == 0)
+        assert self.finish_reason == types_pb2.FINISH_REASON_UNSPECIFIED, "a message after the last"
+        assert response.HasField("usage") == bool(delta.finish_reason)
+        self.num_messages += 1
+        self.token_ids += delta.token_ids
+        self.text += delta.text
+        self.finish_reason = delta.finish_reason
+        self.request_id = response.request_id
+        if response.HasField("seed"):
+            self.seed = response.seed
+        if response.HasField("usage"):
+            self.usage = response.usage
+
+
+async def failure(call: Any) -> tuple[grpc.StatusCode, status_pb2.Status]:
+    """The code and the rich status that a call ends with; reads the call to its end."""
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return error.code(), status_of(error)
+    raise AssertionError("the call succeeded")
+
+
+def status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
+    """The rich status of a failed call; empty when it has none."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            return status_pb2.Status.FromString(value)
+    return status_pb2.Status()
+
+
+def wrong_fields(status: status_pb2.Status) -> list[str]:
+    """The fields that a BadRequest names."""
+    detail = error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(detail)
+    return [violation.field for violation in detail.field_violations]
+
+
+def error_info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:
+    """The ErrorInfo of a status."""
+    detail = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(detail)
+    return detail
+
+
+@dataclass
+class GatewayClient:
+    """A client of a gateway in this event loop."""
+
+    gateway: Gateway
+    channel: grpc.aio.Channel
+    stop: asyncio.Event
+    serving: "asyncio.Task[None]"
+
+    def __post_init__(self) -> None:
+        self.stub = generate_pb2_grpc.GenerateServiceStub(self.channel)
+
+    async def generate(self, request: GenerateRequest, read_s: float = 0.0) -> Answer:
+        """The whole answer, read with a pause after each message."""
+        answer = Answer()
+        async for response in self.stub.Generate(request):
+            answer.take(response)
+            if read_s:
+                await asyncio.sleep(read_s)
+        return answer
+
+    async def is_serving(self, service: str = "") -> bool:
+        """What the health service says."""
+        response = await health_pb2_grpc.HealthStub(self.channel).Check(health_pb2.HealthCheckRequest(service=service))
+        return response.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def until_serving(self, serving: bool = True) -> None:
+        """Wait for the health service to say so."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while await self.is_serving() is not serving:
+                await asyncio.sleep(_POLL_S)
+
+    def admission(self) -> tuple[int, int]:
+        """Requests with a permit, and requests in the queue."""
+        return self.gateway._service._admission.running, self.gateway._service._admission.waiting
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(runtime_dir: Path, model: Path, **settings: Any) -> AsyncIterator[GatewayClient]:
+    """A gateway that serves until the block ends."""
+    fields = {"listen": "127.0.0.1:0", "grace_s": 0.0} | settings
+    gateway = Gateway(GatewaySettings(runtime_dir=runtime_dir, model=model, **fields))
+    stop = asyncio.Event()
+    serving = asyncio.create_task(gateway.serve(stop))
+    started = asyncio.create_task(gateway.started.wait())
+    await asyncio.wait([serving, started], return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        started.cancel()
+        await serving
+    try:
+        async with grpc.aio.insecure_channel(gateway.address) as channel:
+            yield GatewayClient(gateway, channel, stop, serving)
+    finally:
+        stop.set()
+        await serving

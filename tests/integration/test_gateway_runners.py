@@ -1,0 +1,268 @@
+"""The gateway and its runners: one is lost, hangs, drains, comes back, or never comes."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gateway.generation import Generation, Work
+from gateway.runner_client import RunnerClient
+from gateway.runner_link import RunnerLink
+from gateway.validation import Sampling
+from pagekeeper.common.errors import BugError
+from pagekeeper.common.sockets import RuntimeDir
+from pagekeeper.v1 import runner_pb2, types_pb2
+from tests.fakes.gateway import (
+    Answer,
+    GatewayClient,
+    error_info,
+    failure,
+    prompt_request,
+    running_gateway,
+    until,
+)
+from tests.fakes.runner import FakeRunner, Script, answer_of, idle
+from tests.fakes.tokenizer import write_model_directory
+
+PROMPT = [5, 6, 7]
+SERVICE = "pagekeeper.v1.GenerateService"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model_directory(tmp_path / "tiny")
+
+
+@pytest.fixture
+def sockets(runtime_dir: Path) -> RuntimeDir:
+    return RuntimeDir(runtime_dir)
+
+
+def report(state: int, seconds: float, limit_seconds: float = 0.0) -> runner_pb2.EngineReport:
+    return runner_pb2.EngineReport(state=state, step=9, seconds=seconds, limit_seconds=limit_seconds)
+
+
+async def generate_some(client: GatewayClient, count: int, max_tokens: int) -> list[Answer]:
+    requests = [prompt_request([*PROMPT, index], seed=index, max_tokens=max_tokens) for index in range(count)]
+    return list(await asyncio.gather(*(client.generate(request) for request in requests)))
+
+
+async def test_a_stream_goes_on_over_broken_links_with_every_token_once(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir
+) -> None:
+    script = Script(breaks_at=[5, 9, 30])
+    async with FakeRunner(sockets.runner_socket("a"), script) as runner, running_gateway(runtime_dir, model) as client:
+        answer = await client.generate(prompt_request(PROMPT, seed=1, max_tokens=60))
+        assert answer.token_ids == answer_of(1, PROMPT, 60)
+        assert [submit.attempt for submit in runner.submits] == [1, 2, 3, 4]
+        assert len({submit.request for submit in runner.submits}) == 1
+        known = [list(submit.candidates[0].generated_token_ids) for submit in runner.submits]
+        assert known == [answer_of(1, PROMPT, position) for position in (0, 5, 9, 30)]
+        assert answer.usage == types_pb2.Usage(
+            prompt_tokens=3, cached_tokens=16, recomputed_tokens=30, completion_tokens=60
+        )
+
+
+async def test_the_streams_of_a_dead_runner_move_to_the_next(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir
+) -> None:
+    async with (
+        FakeRunner(sockets.runner_socket("a")) as first,
+        FakeRunner(sockets.runner_socket("b")) as second,
+        running_gateway(runtime_dir, model) as client,
+    ):
+        first.script.step_s = second.script.step_s = 0.005
+        await until(lambda: len([link for link in client.gateway._runners._links if link.is_ready]) == 2)
+        answers = asyncio.create_task(generate_some(client, 8, 100))
+        await until(lambda: len(first.live) == 4 and len(second.live) == 4)
+        await first.die()
+        for index, answer in enumerate(await answers):
+            assert answer.token_ids == answer_of(index, [*PROMPT, index], 100)
+        assert len(second.submits) == 8
+        assert await client.is_serving()
+
+
+async def test_a_runner_that_comes_back_takes_the_streams_that_wait(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir
+) -> None:
+    async with running_gateway(runtime_dir, model) as client:
+        async with FakeRunner(sockets.runner_socket("a"), Script(step_s=0.01)) as first:
+            answers = asyncio.create_task(generate_some(client, 4, 50))
+            await until(lambda: len(first.live) == 4)
+        await client.until_serving(False)
+        late = asyncio.create_task(client.generate(prompt_request(PROMPT, seed=9, max_tokens=5)))
+        async with FakeRunner(sockets.runner_socket("a")):
+            for index, answer in enumerate(await answers):
+                assert answer.token_ids == answer_of(index, [*PROMPT, index], 50)
+            assert (await late).token_ids == answer_of(9, PROMPT, 5)
+
+
+@pytest.mark.parametrize("fault", ["silent", "hung"])
+async def test_the_streams_of_a_runner_that_hangs_move_to_the_next(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir, fault: str
+) -> None:
+    script = Script(step_s=0.01)
+    async with FakeRunner(sockets.runner_socket("a"), script) as first, running_gateway(runtime_dir, model) as client:
+        call = asyncio.create_task(client.generate(prompt_request(PROMPT, seed=1, max_tokens=40)))
+        await until(lambda: first.live)
+        script.is_paused = True
+        if fault == "silent":
+            script.answers_pings = False
+        else:
+            script.engine = report(runner_pb2.EngineReport.STATE_IN_STEP, 3.0, limit_seconds=2.0)
+        await client.until_serving(False)
+        await until(lambda: not first.live)  # its stream is gone: what it makes when it wakes up reaches nobody
+        async with FakeRunner(sockets.runner_socket("b")) as second:
+            assert (await call).token_ids == answer_of(1, PROMPT, 40)
+            assert second.submits[0].attempt == 2
+
+
+async def test_a_long_step_within_its_limit_is_no_fault(runtime_dir: Path, model: Path, sockets: RuntimeDir) -> None:
+    engine = report(runner_pb2.EngineReport.STATE_IN_STEP, 30.0, limit_seconds=60.0)
+    script = Script(engine=engine)
+    async with FakeRunner(sockets.runner_socket("a"), script) as runner, running_gateway(runtime_dir, model) as client:
+        await client.until_serving()
+        await client.generate(prompt_request(PROMPT, max_tokens=5))
+        assert [submit.attempt for submit in runner.submits] == [1]
+
+
+async def test_a_draining_runners_refusal_sends_the_request_to_another(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir
+) -> None:
+    refusal = runner_pb2.Refusal(code=runner_pb2.Refusal.CODE_DRAINING)
+    script = Script(refusal=refusal)
+    async with FakeRunner(sockets.runner_socket("a"), script) as first, running_gateway(runtime_dir, model) as client:
+        call = asyncio.create_task(client.generate(prompt_request(PROMPT, seed=1, max_tokens=5)))
+        await until(lambda: first.submits)
+        await client.until_serving(False)
+        async with FakeRunner(sockets.runner_socket("b")):
+            assert (await call).token_ids == answer_of(1, PROMPT, 5)
+        assert len(first.submits) == 1
+
+
+async def test_without_a_runner_a_request_waits_only_so_long(runtime_dir: Path, model: Path) -> None:
+    async with running_gateway(runtime_dir, model, runner_wait_s=0.2) as client:
+        code, status = await failure(client.stub.Generate(prompt_request(PROMPT)))
+        assert (code, error_info(status).metadata["tokens_emitted"]) == (grpc.StatusCode.UNAVAILABLE, "0")
+        assert not await client.is_serving()
+
+
+async def test_a_lost_stream_that_nobody_resumes_says_how_far_it_got(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir
+) -> None:
+    async with running_gateway(runtime_dir, model, runner_wait_s=0.3) as client:
+        async with FakeRunner(sockets.runner_socket("a"), Script(step_s=0.01)):
+            call = client.stub.Generate(prompt_request(PROMPT, seed=1, max_tokens=400))
+            responses = aiter(call)
+            received = list((await anext(responses)).deltas[0].token_ids)
+
+        async def rest() -> None:
+            async for response in responses:
+                received.extend(response.deltas[0].token_ids)
+
+        code, status = await failure(rest())
+        assert code == grpc.StatusCode.UNAVAILABLE
+        assert error_info(status).metadata["tokens_emitted"] == str(len(received))
+        assert received == answer_of(1, PROMPT, len(received))
+        assert client.admission() == (0, 0)
+
+
+async def test_a_request_that_takes_every_runner_down_is_given_up(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir
+) -> None:
+    script = Script(tokens_per_step=0, breaks_at=[0] * 9)
+    async with FakeRunner(sockets.runner_socket("a"), script) as runner, running_gateway(runtime_dir, model) as client:
+        code, status = await failure(client.stub.Generate(prompt_request(PROMPT)))
+        assert (code, "lost in a row" in status.message) == (grpc.StatusCode.UNAVAILABLE, True)
+        assert [submit.attempt for submit in runner.submits] == [1, 2, 3, 4, 5]
+
+
+async def test_health_follows_runner_and_manager(runtime_dir: Path, model: Path, sockets: RuntimeDir) -> None:
+    async with running_gateway(runtime_dir, model) as client:
+        assert not await client.is_serving()
+        assert not await client.is_serving(SERVICE)
+        async with FakeRunner(sockets.runner_socket("a")) as runner:
+            await client.until_serving()
+            assert await client.is_serving(SERVICE)
+            waiting = runner_pb2.EngineReport.STATE_WAITING_FOR_MANAGER
+            runner.script.engine = report(waiting, 2.5)
+            await client.until_serving(False)
+            assert len(client.gateway._runners._links) == 1  # the manager's fault, not the runner's
+            runner.script.engine = report(waiting, 0.5)
+            await client.until_serving()
+            runner.script.engine = idle()
+        await client.until_serving(False)
+
+
+async def test_requests_go_on_while_the_manager_is_missing(runtime_dir: Path, model: Path, sockets: RuntimeDir) -> None:
+    engine = report(runner_pb2.EngineReport.STATE_WAITING_FOR_MANAGER, 9.0)
+    script = Script(engine=engine, is_paused=True)
+    async with FakeRunner(sockets.runner_socket("a"), script) as runner, running_gateway(runtime_dir, model) as client:
+        call = asyncio.create_task(client.generate(prompt_request(PROMPT, seed=1, max_tokens=5)))
+        await until(lambda: runner.live)
+        runner.script.is_paused = False
+        assert (await call).token_ids == answer_of(1, PROMPT, 5)
+
+
+async def test_a_drain_finishes_what_is_live_and_refuses_what_is_new(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir
+) -> None:
+    script = Script(step_s=0.01)
+    async with (
+        FakeRunner(sockets.runner_socket("a"), script) as runner,
+        running_gateway(runtime_dir, model, grace_s=20.0) as client,
+    ):
+        call = asyncio.create_task(client.generate(prompt_request(PROMPT, seed=1, max_tokens=50)))
+        await until(lambda: runner.live)
+        client.stop.set()
+        await client.until_serving(False)
+        code, status = await failure(client.stub.Generate(prompt_request(PROMPT)))
+        assert (code, status.message) == (grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+        assert (await call).token_ids == answer_of(1, PROMPT, 50)
+        await client.serving
+
+
+async def test_a_drain_ends_what_outlives_the_grace(runtime_dir: Path, model: Path, sockets: RuntimeDir) -> None:
+    script = Script(is_paused=True)
+    async with (
+        FakeRunner(sockets.runner_socket("a"), script) as runner,
+        running_gateway(runtime_dir, model, grace_s=0.1) as client,
+    ):
+        call = client.stub.Generate(prompt_request(PROMPT))
+        await until(lambda: runner.live)
+        client.stop.set()
+        code, status = await failure(call)
+        assert (code, error_info(status).metadata["tokens_emitted"]) == (grpc.StatusCode.UNAVAILABLE, "0")
+        await client.serving
+        await until(lambda: not runner.live)
+
+
+def lonely_generation() -> Generation:
+    sampling = Sampling(0.0, 1.0, 0, 0.0, 1, 100, (), frozenset(), ignore_eos=False)
+    return Generation(Work("r", "default", PROMPT, sampling, 1, 100, frozenset(), 0), [])
+
+
+async def test_output_of_an_older_attempt_is_dropped_and_a_gap_ends_the_request(sockets: RuntimeDir) -> None:
+    runners = RunnerClient(sockets, runner_wait_s=1.0)
+    link = RunnerLink("unix:nowhere", runners._on_ready, runners._on_output)
+    generation = lonely_generation()
+    link.submit(generation)
+    link.submit(generation)
+
+    def output(attempt: int, position: int, token_ids: list[int]) -> runner_pb2.SequenceOutput:
+        return runner_pb2.SequenceOutput(
+            request=generation.number, attempt=attempt, position=position, token_ids=token_ids
+        )
+
+    runners._on_output(link, output(1, 0, [8]))
+    assert generation.token_ids == []
+    runners._on_output(link, output(2, 0, [9, 10]))
+    runners._on_output(link, output(2, 1, [10, 11]))
+    assert generation.token_ids == [9, 10, 11]
+    runners._on_output(link, output(2, 5, [12]))
+    assert generation.token_ids == [9, 10, 11]
+    assert not link.generations
+    assert (await generation.stream.next()).token_ids == [9, 10, 11]
+    with pytest.raises(BugError):
+        await generation.stream.next()
