@@ -1,4 +1,4 @@
-"""`make demo`: start a server, ask it one question over gRPC, show what its cache holds, stop it."""
+"""`make demo`: start a server, ask it a question over gRPC twice, show what its cache holds, stop it."""
 
 import sys
 import tempfile
@@ -14,7 +14,7 @@ from rich.text import Text
 from pagekeeper.cli.generate import Result, collect, printable, write
 from pagekeeper.cli.server import Server
 from pagekeeper.cli.stats import stats_table
-from pagekeeper.client import AdminClient, Client, Delta, Message
+from pagekeeper.client import AdminClient, Answer, Client, Delta, Message
 from pagekeeper.common.errors import PagekeeperError
 
 _QUESTION = "What is the capital of France?"
@@ -46,17 +46,24 @@ def run(console: Console, log: Path) -> None:
         console.print(f"three processes serve on {server.address} after {time.monotonic() - began:.1f} s\n")
         console.print(f"[bold]{_QUESTION}[/bold]")
         with Client(server.address) as client:
-            result = ask(client, console)
-        console.print(result.summary() + "\n", style="dim", highlight=False)
+            first = ask(client, console)
+            console.print(first.summary(), style="dim", highlight=False, soft_wrap=True)
+            again = collect(question(client), time.monotonic())
+            console.print(f"asked again: {again.summary()}\n", style="dim", highlight=False, soft_wrap=True)
         with AdminClient(server.admin) as admin:
             console.print(stats_table(admin.stats()))
     console.print("\nstopped")
 
 
+def question(client: Client) -> Answer:
+    """Send the question."""
+    return client.generate([Message("user", _QUESTION)], temperature=0, max_tokens=_MAX_TOKENS)
+
+
 def ask(client: Client, console: Console) -> Result:
     """Ask the question and show the answer as it grows, over a bar of its tokens; without the bar when piped."""
     began = time.monotonic()
-    answer = client.generate([Message("user", _QUESTION)], temperature=0, max_tokens=_MAX_TOKENS)
+    answer = question(client)
     if not console.is_terminal:
         result = collect(answer, began, lambda _, delta: write(delta.text))
         write("\n")
