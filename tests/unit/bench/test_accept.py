@@ -1,0 +1,33 @@
+"""The acceptance table cannot pass by leaving something out."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.accept import PROMISES, attempt, main
+from bench.promise import Outcome, Promise, Workbench
+
+
+def test_a_measurement_that_breaks_is_a_failed_row() -> None:
+    def breaks(bench: Workbench) -> Outcome:
+        raise OSError("no such thing")
+
+    outcome = attempt(Promise("it works", breaks), Workbench(Path()), Console(quiet=True))
+    assert not outcome.passed
+    assert outcome.figure == "OSError: no such thing"
+
+
+def test_promises_that_were_not_run_are_failed_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["accept", "--only", "a promise that does not exist"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert f"0 of {len(PROMISES)} promises kept" in capsys.readouterr().out
+
+
+def test_no_two_promises_have_the_same_name() -> None:
+    assert len({promise.name for promise in PROMISES}) == len(PROMISES)
