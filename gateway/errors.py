@@ -99,6 +99,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return grpc.unary_unary_rpc_method_handler(_answer_once(handler.unary_unary), **serialisers)
         if handler.unary_stream and inspect.isasyncgenfunction(handler.unary_stream):
             return grpc.unary_stream_rpc_method_handler(_answer_in_parts(handler.unary_stream), **serialisers)
+        if handler.stream_stream and inspect.isasyncgenfunction(handler.stream_stream):
+            return grpc.stream_stream_rpc_method_handler(_answer_in_parts(handler.stream_stream), **serialisers)
         return handler
 
 

@@ -18,7 +18,7 @@ from pagekeeper.v1 import runner_pb2
 
 _RESCAN_INTERVAL_S = 0.2
 _FIRST_BACKOFF_S = 0.05
-_LONGEST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 0.2
 # A request that takes every runner down with it must not go round for ever.
 _MAX_LOSSES_IN_A_ROW = 5
 
@@ -56,8 +56,9 @@ class RunnerClient:
         Raises:
             UnavailableError: no runner came within the wait limit.
         """
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._has_met_runner.wait(), self._runner_wait_s)
+        if self._limits is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_met_runner.wait(), self._runner_wait_s)
         if self._limits is None:
             raise UnavailableError(f"no runner became ready within {self._runner_wait_s:g} s")
         return self._limits
@@ -97,6 +98,8 @@ class RunnerClient:
             if link.was_ready:
                 backoff_s = _FIRST_BACKOFF_S
                 log.warning("runner lost", socket=path.name, reason=reason, live=len(link.generations))
+            else:
+                log.debug("runner not ready", socket=path.name, reason=reason)
             for generation in link.generations.values():
                 generation.losses_in_a_row += 1
                 self._place(generation)

@@ -10,7 +10,7 @@ from gateway.generation import Generation
 from pagekeeper.common.sockets import CHANNEL_OPTIONS
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
 
-PING_INTERVAL_S = 0.5
+_PING_INTERVAL_S = 0.5
 # No Pong for 2 s. Pings are counted, not seconds, so that a gateway which itself was held up blames nobody.
 _MAX_UNANSWERED_PINGS = 4
 _MAX_MANAGER_WAIT_S = 2.0
@@ -125,7 +125,7 @@ class RunnerLink:
             nonce += 1
             self._unanswered_pings += 1
             self._outbox.put_nowait(runner_pb2.ServeRequest(ping=runner_pb2.Ping(nonce=nonce)))
-            await asyncio.sleep(PING_INTERVAL_S)
+            await asyncio.sleep(_PING_INTERVAL_S)
         return f"no answer to {self._unanswered_pings} pings"
 
 

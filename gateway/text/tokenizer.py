@@ -3,8 +3,8 @@
 import json
 import re
 import secrets
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -35,12 +35,13 @@ class TextTokenizer:
     """
 
     def __init__(self, definition: str, chat_template: ChatTemplate | None = None) -> None:
+        content = json.loads(definition)
         self._tokenizer = _untruncated(definition)
         self._chat_template = chat_template
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._guard = _SpecialTokenGuard(definition)
-        self._byte_tokens = _byte_tokens(self._tokenizer, json.loads(definition)["decoder"])
+        self._guard = _SpecialTokenGuard(content)
+        self._byte_tokens = _byte_tokens(self._tokenizer, content["decoder"])
         self.vocab_size: int = max(self._tokenizer.get_vocab().values()) + 1
 
     def encode(self, text: str) -> list[int]:
@@ -98,29 +99,42 @@ class _SpecialTokenGuard:
     split at the same places as the plain encoding, in which no user can name a special token.
     """
 
-    def __init__(self, definition: str) -> None:
+    def __init__(self, content: dict[str, Any]) -> None:
         self._secret = secrets.token_hex(16)
         self._mask = secrets.token_hex(16)
-        content = json.loads(definition)
         special = [token for token in content["added_tokens"] if token["special"]]
         self._names = sorted((token["content"] for token in special), key=len, reverse=True)
-        self._any_name = "|".join(map(re.escape, self._names)) or r"(?!)"
+        self._any_name = re.compile("|".join(map(re.escape, self._names)) or r"(?!)")
+        self._any_mask = re.compile(self._mask + "([0-9a-f]{6})")
         ids = {token["content"]: token["id"] for token in special}
-        for token in special:
-            token["content"] = self._secret + token["content"]
-        self._tokenizer = _untruncated(json.dumps(content))
+        renamed = [token | {"content": self._secret + token["content"]} for token in special]
+        others = [token for token in content["added_tokens"] if not token["special"]]
+        self._tokenizer = _untruncated(json.dumps(content | {"added_tokens": others + renamed}))
         self._real_ids = {self._tokenizer.token_to_id(self._secret + name): ids[name] for name in self._names}
 
     def mask(self, text: str) -> str:
-        starts = {match.start() for match in re.finditer(f"(?={self._any_name})", text)}
-        longest = max(map(len, self._names), default=0)
-        tails = range(max(0, len(text) - longest + 1), len(text))
-        starts.update(start for start in tails if any(name.startswith(text[start:]) for name in self._names))
+        starts = {*self._starts_of_names(text), *self._starts_of_cut_off_names(text)}
+        if not starts:
+            return text
         return "".join(f"{self._mask}{ord(c):06x}" if i in starts else c for i, c in enumerate(text))
 
+    def _starts_of_names(self, text: str) -> Iterator[int]:
+        """Where names begin; they may overlap."""
+        match = self._any_name.search(text)
+        while match is not None:
+            yield match.start()
+            match = self._any_name.search(text, match.start() + 1)
+
+    def _starts_of_cut_off_names(self, text: str) -> Iterator[int]:
+        """Where the text ends with the beginning of a name, which the template's own text might complete."""
+        longest = max(map(len, self._names), default=0)
+        for start in range(max(0, len(text) - longest + 1), len(text)):
+            if any(name.startswith(text[start:]) for name in self._names):
+                yield start
+
     def encode(self, rendered: str) -> list[int]:
-        secret_names = re.sub(self._any_name, lambda match: self._secret + match[0], rendered)
-        text = re.sub(self._mask + "([0-9a-f]{6})", lambda match: chr(int(match[1], 16)), secret_names)
+        secret_names = self._any_name.sub(lambda match: self._secret + match[0], rendered)
+        text = self._any_mask.sub(lambda match: chr(int(match[1], 16)), secret_names)
         encoded = self._tokenizer.encode(text, add_special_tokens=False).ids
         return [self._real_ids.get(token_id, token_id) for token_id in encoded]
 
