@@ -235,7 +235,8 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
 def _wire_output(output: Output, origin: _Origin) -> runner_pb2.SequenceOutput:
     sequence = output.sequence
     usage = None
-    if output.finish_reason is not None:
+    # At the first token too: the gateway may end the answer itself, at a stop string or when this runner is lost.
+    if output.finish_reason is not None or output.position == sequence.num_resumed_tokens:
         usage = types_pb2.Usage(
             prompt_tokens=sequence.num_prompt_tokens,
             cached_tokens=sequence.num_cached_tokens or 0,

@@ -310,7 +310,7 @@ class SequenceOutput(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def usage(self) -> _types_pb2.Usage:
-        """With the candidate's finish_reason only, and of this candidate and attempt only."""
+        """So far, of this candidate and attempt only; with its first token and with its finish_reason."""
 
     @_builtins.property
     def refusal(self) -> Global___Refusal:

@@ -44,6 +44,7 @@ class Gateway:
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.ended: dict[tuple[int, int], runner_pb2.SequenceOutput] = {}
         self.step_messages = 0
+        self.usages: dict[tuple[int, int], list[types_pb2.Usage]] = {}
 
     async def read(self) -> runner_pb2.ServeResponse:
         message = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
@@ -56,6 +57,8 @@ class Gateway:
                 if output.token_ids:
                     assert output.position == len(tokens)
                 tokens.extend(output.token_ids)
+                if output.HasField("usage"):
+                    self.usages.setdefault(key, []).append(output.usage)
                 if output.finish_reason or output.HasField("refusal"):
                     self.ended[key] = output
         return message
@@ -124,6 +127,7 @@ async def test_a_request_is_answered_token_by_token_and_ends_with_its_usage(gate
     assert len(gateway.tokens[(1, 1)]) == 8
     assert end.finish_reason == types_pb2.FINISH_REASON_LENGTH
     assert (end.usage.prompt_tokens, end.usage.completion_tokens, end.usage.recomputed_tokens) == (20, 8, 0)
+    assert [usage.completion_tokens for usage in gateway.usages[(1, 1)]] == [1, 8]
 
 
 async def test_a_step_sends_one_message_whatever_the_number_of_sequences(gateway: Gateway) -> None:
