@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ class ManagerProcess:
 
     def __init__(self, runtime_dir: Path, *flags: str) -> None:
         self.runtime_dir = RuntimeDir(runtime_dir)
-        self._log = runtime_dir.parent / f"{runtime_dir.name}.log"
-        with self._log.open("wb") as log:
+        descriptor, name = tempfile.mkstemp(suffix=".log", dir=runtime_dir)
+        self._log = Path(name)
+        with open(descriptor, "wb") as log:  # noqa: PTH123 (it is a descriptor and not a path)
             command = [sys.executable, "-m", "cache_manager", "--runtime-dir", str(runtime_dir)]
             command += ["--admin-listen", "127.0.0.1:0", *flags]
             self.process = subprocess.Popen(command, stderr=log)
-        self._channel = grpc.insecure_channel(self._wait_until_ready())
+        self.admin_listen = self._wait_until_ready()
+        self._channel = grpc.insecure_channel(self.admin_listen)
         self.admin = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def __enter__(self) -> "ManagerProcess":
@@ -36,7 +39,6 @@ class ManagerProcess:
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(timeout=START_LIMIT_S)
-        self._log.unlink()
 
     def log_lines(self) -> list[dict[str, Any]]:
         """What it has logged so far."""
