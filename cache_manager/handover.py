@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import select
 import socket
 import struct
 from pathlib import Path
@@ -24,11 +23,12 @@ from pagekeeper.common.errors import ConfigurationError
 
 HELLO = b"pagekeeper-handover-1\n"
 TOKEN_BYTES = 32
-MAX_DESCRIPTORS = 4
 
 _HANDSHAKE_SECONDS = 5.0
 _MAX_CONNECTIONS = 64
+_MAX_DESCRIPTORS = 4
 _ACCEPT_PAUSE_SECONDS = 1.0
+_INT = struct.Struct("i")
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 _log = structlog.get_logger()
@@ -45,7 +45,8 @@ class RunnerConnection:
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
         self._hello = b""
-        self._pidfd = -1
+        self.pidfd = -1
+        """Readable once the process has ended, a little after its connection has: for pools whose device works on."""
 
     def read_hello(self) -> bool:
         """Take what has arrived of the handshake; whether it is complete.
@@ -54,35 +55,27 @@ class RunnerConnection:
             ValueError: this is not how a runner begins.
             OSError: the connection is gone.
         """
-        data, descriptors, _, _ = socket.recv_fds(
-            self.socket, len(HELLO) - len(self._hello), MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-        )
+        data, descriptors = _receive(self.socket, len(HELLO) - len(self._hello))
         self._keep_pidfd(descriptors)
         self._hello += data
         if not data or not HELLO.startswith(self._hello):
             raise ValueError("not a hello")
         if self._hello != HELLO:
             return False
-        if self._pidfd < 0:
+        if self.pidfd < 0:
             raise ValueError("a hello without a pidfd")
         return True
-
-    def has_exited(self) -> bool:
-        """Whether the process is known to have ended; False can also mean that we may not see it."""
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Close the descriptors."""
         self.socket.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
 
     def _keep_pidfd(self, descriptors: list[int]) -> None:
         for descriptor in descriptors:
-            if self._pidfd < 0 and _is_pidfd(descriptor):
-                self._pidfd = descriptor
+            if self.pidfd < 0 and _is_pidfd(descriptor):
+                self.pidfd = descriptor
             else:
                 os.close(descriptor)
 
@@ -244,12 +237,26 @@ class HandoverClient:
         finally:
             os.close(pidfd)
         while len(self.token) < TOKEN_BYTES:
-            missing = TOKEN_BYTES - len(self.token)
-            data, descriptors, _, _ = socket.recv_fds(self._socket, missing, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors = _receive(self._socket, TOKEN_BYTES - len(self.token))
             self.descriptors += descriptors
             if not data:
                 raise ConnectionResetError("the cache manager closed the hand-over connection")
             self.token += data
+
+
+def _receive(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
+    """At most `size` bytes and the descriptors that came with them, close-on-exec from the start.
+
+    `socket.recv_fds` of Python 3.11 takes flags and ignores them.
+    """
+    space = socket.CMSG_LEN(_MAX_DESCRIPTORS * _INT.size)
+    data, ancillary, _, _ = sock.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    for level, kind, payload in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = payload[: len(payload) - len(payload) % _INT.size]
+            descriptors += [descriptor for (descriptor,) in _INT.iter_unpack(whole)]
+    return data, descriptors
 
 
 def _is_pidfd(descriptor: int) -> bool:

@@ -58,7 +58,7 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
         epoch = self._runners.pop(connection.token).epoch
         if epoch is not None:
             self._policy.detach(epoch)
-            _log.info("session ended", epoch=epoch, pid=connection.pid, process_exited=connection.has_exited())
+            _log.info("session ended", epoch=epoch, pid=connection.pid)
 
     async def Attach(
         self,
