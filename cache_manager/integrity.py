@@ -8,8 +8,8 @@ from cache_manager.block_pool import BlockPool
 from cache_manager.sequences import Sequences
 
 
-def check_pool(pool: BlockPool, sessions: Iterable[Sequences], quarantined: Iterable[Block]) -> list[str]:
-    """Check what concerns the pool as a whole: states, free queue, index, lengths of block tables.
+def check_counts(pool: BlockPool) -> list[str]:
+    """Check what the pool says of all its blocks together.
 
     Returns:
         One sentence for each broken invariant.
@@ -23,25 +23,43 @@ def check_pool(pool: BlockPool, sessions: Iterable[Sequences], quarantined: Iter
         for state in BlockState
         if pool.num_in_state[state] != counted[state]
     ]
+    referenced = sum(block.references > 0 for block in pool.blocks)
+    if pool.num_referenced != referenced:
+        broken.append(f"{pool.num_referenced} blocks are counted as referenced, but {referenced} are")
+    return broken
 
-    queue = list(pool.free_queue)
+
+def check_free_queue(pool: BlockPool) -> list[str]:
+    """Check that the free blocks, and no others, are in the queue, and its order between uncached and cached.
+
+    Returns:
+        One sentence for each broken invariant.
+    """
+    queue, num_free = list(pool.free_queue), pool.num_in_state[BlockState.FREE]
     cached = [block.hash is not None for block in queue]
-    if len(set(queue)) != len(queue) or len(queue) != counted[BlockState.FREE]:
-        broken.append(f"{len(queue)} entries are in the free queue, but {counted[BlockState.FREE]} blocks are free")
-    broken += [f"{block!r} is in the free queue" for block in queue if block.state is not BlockState.FREE]
+    broken = [f"{block!r} is in the free queue" for block in queue if block.state is not BlockState.FREE]
+    if len(set(queue)) != len(queue) or len(queue) != num_free:
+        broken.append(f"{len(queue)} entries are in the free queue, but {num_free} blocks are free")
     if cached != sorted(cached):
         broken.append("a cached block stands before an uncached one in the free queue")
     if (pool.free_queue.num_uncached, pool.free_queue.num_cached) != (cached.count(False), cached.count(True)):
         broken.append("the free queue's numbers of uncached and cached blocks are wrong")
-    if len(pool.prefix_cache) != counted[BlockState.SEALED] + cached.count(True):
-        broken.append(f"{len(pool.prefix_cache)} blocks are indexed, more or fewer than are sealed or cached")
+    num_findable = pool.num_in_state[BlockState.SEALED] + cached.count(True)
+    if len(pool.prefix_cache) != num_findable:
+        broken.append(f"{len(pool.prefix_cache)} blocks are indexed, but {num_findable} are sealed or cached")
+    return broken
 
-    listed = list(quarantined)
-    if len(set(listed)) != len(listed) or len(listed) != counted[BlockState.QUARANTINED]:
-        broken.append(f"sessions list {len(listed)} blocks as quarantined, {counted[BlockState.QUARANTINED]} are")
-    referenced = sum(block.references > 0 for block in pool.blocks)
-    if pool.num_referenced != referenced:
-        broken.append(f"{pool.num_referenced} blocks are counted as referenced, but {referenced} are")
+
+def check_sessions(pool: BlockPool, sessions: Iterable[Sequences], quarantined: list[Block]) -> list[str]:
+    """Check the lengths of block tables and the lists of quarantined blocks.
+
+    Returns:
+        One sentence for each broken invariant.
+    """
+    broken = []
+    num_quarantined = pool.num_in_state[BlockState.QUARANTINED]
+    if len(set(quarantined)) != len(quarantined) or len(quarantined) != num_quarantined:
+        broken.append(f"sessions list {len(quarantined)} blocks as quarantined, but {num_quarantined} are")
     for session in sessions:
         for name, sequence in session.by_id.items():
             if len(sequence.blocks) != -(-sequence.length // session.block_size):

@@ -6,7 +6,7 @@ from enum import Enum
 
 from cache_manager.block import Block, BlockState
 from cache_manager.block_pool import BlockPool
-from cache_manager.integrity import check_blocks, check_pool
+from cache_manager.integrity import check_blocks, check_counts, check_free_queue, check_sessions
 from cache_manager.prefix_cache import Fingerprint, root_hash
 from cache_manager.sequences import Sequences
 from cache_manager.stats import CacheStats, Counters, PoolStats, SessionStats, UsageStats
@@ -205,8 +205,10 @@ class CachePolicy:
 
         Each slice is consistent in itself, so messages may be applied between two of them.
         """
+        yield check_counts(self._pool)
+        yield check_free_queue(self._pool)
         quarantined = [block for session in self._sessions.values() for block in session.quarantined]
-        yield check_pool(self._pool, self._all_sequences(), quarantined)
+        yield check_sessions(self._pool, self._all_sequences(), quarantined)
         first = 0
         while first < len(self._pool.blocks):
             last = first + _AUDIT_SLICE_BLOCKS
