@@ -8,6 +8,11 @@ from kernels.select import NAMES, select_kernels
 cpu, reference = select_kernels("cpu"), select_kernels("reference")
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 33])
 @pytest.mark.parametrize(("out_features", "in_features"), [(1, 8), (5, 3), (960, 576), (97, 130)])
 @pytest.mark.parametrize("has_bias", [False, True])
