@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.promise import Outcome, Promise, Workbench
-from bench.promises import cache, errors, greedy, setup
+from bench.promises import cache, errors, greedy, policy, setup
 from pagekeeper.cli.demo_model import demo_model_path
 
-PROMISES: list[Promise] = [*greedy.PROMISES, *cache.PROMISES, *errors.PROMISES, *setup.PROMISES]
+PROMISES: list[Promise] = [*greedy.PROMISES, *cache.PROMISES, *policy.PROMISES, *errors.PROMISES, *setup.PROMISES]
 
 
 def main() -> None:
