@@ -10,7 +10,7 @@ import torch
 from kernels.interface import AttentionBatch
 from kernels.kv_layout import NULL_BLOCK
 from model_runner.sampler import SampleRequest
-from model_runner.scheduler import Step
+from model_runner.step import Step
 
 
 @dataclass(frozen=True)

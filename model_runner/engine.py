@@ -23,8 +23,9 @@ from cache_manager.client import CacheConnectionLost, Exchange
 from model_runner.batch import build_batch
 from model_runner.device import CpuDevice, Flight
 from model_runner.report import EngineReport, EngineState
-from model_runner.scheduler import Output, Scheduler, Step
+from model_runner.scheduler import Scheduler
 from model_runner.sequence import Sequence
+from model_runner.step import Output, Step
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.ids import SequenceId
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from model_runner.sequence import FinishReason, Sequence, Status
+from model_runner.step import Output, Scheduled, Step
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.ids import SequenceId
 from pagekeeper.common.operations import (
@@ -49,42 +50,6 @@ class SchedulerLimits:
     """Token budget of a step."""
     max_sequences: int
     """Most sequences that run at once."""
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """The sequence computes its next `num_tokens` tokens in this step."""
-
-    sequence: Sequence
-    num_tokens: int
-
-    @property
-    def samples(self) -> bool:
-        """The step reaches the last known token, so it yields the next one."""
-        return self.sequence.num_computed + self.num_tokens == len(self.sequence.token_ids)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Work of one step: `copies` come before any write, then `entries`, those with a single token first."""
-
-    entries: list[Scheduled]
-    copies: list[BlockCopy]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step computes."""
-        return sum(entry.num_tokens for entry in self.entries)
-
-
-@dataclass(frozen=True)
-class Output:
-    """One sequence's news of a step: a token at `position` of the answer, the end, or both."""
-
-    sequence: Sequence
-    position: int
-    token_id: int | None
-    finish_reason: FinishReason | None
 
 
 class Scheduler:

@@ -16,8 +16,8 @@ import structlog
 
 from model_runner.engine import Engine
 from model_runner.report import Activity, EngineReport
-from model_runner.scheduler import Output
 from model_runner.sequence import FinishReason, SamplingParams, Sequence
+from model_runner.step import Output
 from pagekeeper.common.ids import SequenceId
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc, types_pb2
 

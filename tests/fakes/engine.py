@@ -14,8 +14,9 @@ from kernels.select import select_kernels
 from model_runner.device import CpuDevice
 from model_runner.engine import Engine, StepCost
 from model_runner.model.load import LoadedModel, load_decoder
-from model_runner.scheduler import Output, Scheduler, SchedulerLimits
+from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.sequence import FinishReason, SamplingParams, Sequence
+from model_runner.step import Output
 from pagekeeper.common.ids import SequenceId
 from tests.fakes.local_cache import LocalCache, LocalPool
 

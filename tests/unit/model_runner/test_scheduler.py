@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
-from model_runner.scheduler import Output, Scheduler, SchedulerLimits
+from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.sequence import FinishReason, SamplingParams, Sequence, Status
+from model_runner.step import Output
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.ids import BlockId, SequenceId
 from pagekeeper.common.operations import (
