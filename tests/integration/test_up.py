@@ -80,6 +80,17 @@ def test_stats_name_the_attached_runner(stack: Server) -> None:
     assert [session["pid"] for session in stats["sessions"]] == [stack.pids()["model_runner"]]
 
 
+def test_watched_stats_are_one_json_object_a_line_until_interrupted(stack: Server) -> None:
+    command = [sys.executable, "-m", "pagekeeper", "stats", "--watch", "--json", "--server", stack.admin]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        lines = [json.loads(watching.stdout.readline()) for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=LIMIT_S)
+    assert watching.returncode == 130
+    assert lines[0]["server"] == lines[1]["server"]
+
+
 def test_health_takes_either_address(stack: Server) -> None:
     assert run("health", "--server", stack.address).returncode == 0
     assert run("health", "--server", stack.admin).returncode == 0
