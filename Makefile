@@ -40,6 +40,16 @@ up: $(RUN_ENV) $(DEMO_MODEL) ## Serve the demo model until Ctrl-C
 .PHONY: test
 test: check $(DEMO_MODEL) ## Everything that needs no GPU: make check, then all tests
 	$(BIN)/python -m pytest -m "not gpu and not docker and not peer"
+	$(if $(DOCKER_ENGINE),$(MAKE) compose-test,@echo "compose-test was not run: DOCKER_ENGINE names no command that starts a Docker engine")
+
+# The image gets the torch that the environment has, over the host's network: what make can reach, the build can reach.
+.PHONY: compose-test
+compose-test: $(TEST_ENV) $(DEMO_MODEL) ## Run compose.yaml in a Docker engine, started by the command in DOCKER_ENGINE if need be
+	@docker info >/dev/null 2>&1 || $${DOCKER_ENGINE:-false} || { echo "compose-test was not run: no Docker engine runs;" \
+		"start one, or name a command that does in DOCKER_ENGINE" >&2; exit 1; }
+	docker build --network host --tag pagekeeper --build-arg PIP_EXTRA_INDEX_URL="$${PIP_EXTRA_INDEX_URL:-}" \
+		--build-arg TORCH="$$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch"))')" .
+	$(BIN)/python -m pytest -m docker tests/docker
 
 .PHONY: check
 check: lint types imports protos-check cases-check ## Format, lint, types, import contracts, protos, spelling, case list

@@ -11,6 +11,7 @@ import uuid
 import grpc
 import structlog
 import torch
+from grpc_health.v1 import health, health_pb2_grpc
 
 from cache_manager.client import CacheClient, CacheConnectionLost, Exchange, Fingerprint
 from kernels.interface import Kernels
@@ -150,6 +151,9 @@ async def serve(settings: RunnerSettings) -> int:
 
     server = grpc.aio.server(options=SERVER_OPTIONS)
     runner_pb2_grpc.add_RunnerServiceServicer_to_server(service, server)
+    # SERVING from the start: a step that hangs ends the process (see watch_over), so one that answers can serve.
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     address = unix_target(RuntimeDir(settings.runtime_dir).runner_socket(settings.name))
     server.add_insecure_port(address)
     await server.start()
@@ -164,6 +168,7 @@ async def serve(settings: RunnerSettings) -> int:
     failed = engine_ended.done()
     if not failed:
         log.info("draining")
+        await health_servicer.enter_graceful_shutdown()
         await service.drain(settings.grace_s)
     await server.stop(grace=1.0)
     engine.stop()

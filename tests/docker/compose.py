@@ -1,0 +1,118 @@
+"""The containers of compose.yaml as one project of their own, driven as a person drives them."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PROJECT = "pagekeeper-test"
+SERVICES = ("cache-manager", "runner", "gateway")
+LIMIT_S = 180.0
+_LABEL = "com.docker.compose"
+
+
+class Compose:
+    """The project, under names and on ports that are in nobody's way.
+
+    Args:
+        home: the host's PAGEKEEPER_HOME, with the demo model.
+
+    Attributes:
+        address: of the gateway, on the host.
+        admin: of the cache manager's admin port, on the host.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.address, self.admin = (f"127.0.0.1:{port}" for port in _free_ports(2))
+        self._environment = os.environ | {
+            "PAGEKEEPER_HOME": str(home),
+            "PAGEKEEPER_LISTEN": self.address,
+            "PAGEKEEPER_ADMIN_LISTEN": self.admin,
+            "PAGEKEEPER_POOL_SIZE": "256MiB",
+            "PAGEKEEPER_RUNNER_WAIT_S": str(LIMIT_S),
+        }
+        self._command = ["docker", "compose"] if _succeeds("docker", "compose", "version") else ["docker-compose"]
+
+    def __call__(self, *args: str) -> None:
+        """Run a command of Docker Compose, which has to succeed."""
+        done = subprocess.run(
+            [*self._command, "--project-name", PROJECT, *args],
+            cwd=ROOT,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=2 * LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"compose {' '.join(args)}: {done.stdout}"
+
+    def container(self, service: str) -> dict[str, Any]:
+        """What the engine knows of the service's one container."""
+        (name,) = _list("ps", "--all", "--filter", f"label={_LABEL}.service={service}")
+        return json.loads(docker("inspect", name))[0]
+
+    def execute(self, service: str, script: str) -> str:
+        """What a shell script prints that runs in the service's container."""
+        return docker("exec", self.container(service)["Id"], "sh", "-c", script)
+
+    def crash(self, service: str) -> None:
+        """End the process in a container as a fault of its own would; what `docker kill` ends stays down."""
+        self.execute(service, "kill -KILL $(cat /proc/1/task/1/children)")
+
+    def is_healthy(self, service: str) -> bool:
+        """Whether the container runs and its health check has succeeded since it last started."""
+        state = self.container(service)["State"]
+        return state["Running"] and state["Health"]["Status"] == "healthy"
+
+    def restarts(self) -> dict[str, int]:
+        """How often the restart policy has restarted each container."""
+        return {service: self.container(service)["RestartCount"] for service in SERVICES}
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Poll until `condition` holds."""
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {LIMIT_S:g} s: {what}\n{self._logs()}"
+            time.sleep(0.25)
+
+    def wait_until_healthy(self) -> None:
+        """Poll until every container is healthy."""
+        self.wait_until(lambda: all(self.is_healthy(service) for service in SERVICES), "three healthy containers")
+
+    def _logs(self) -> str:
+        return "\n".join(docker("logs", "--tail", "20", self.container(service)["Id"]) for service in SERVICES)
+
+
+def docker(*args: str) -> str:
+    """Run a docker command, which has to succeed; both its outputs."""
+    done = subprocess.run(
+        ["docker", *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, f"docker {' '.join(args)}: {done.stdout}"
+    return done.stdout
+
+
+def leftovers() -> list[str]:
+    """Containers, volumes and networks that the project has now."""
+    return _list("ps", "--all") + _list("volume", "ls") + _list("network", "ls")
+
+
+def _list(*command: str) -> list[str]:
+    return docker(*command, "--quiet", "--filter", f"label={_LABEL}.project={PROJECT}").split()
+
+
+def _succeeds(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False).returncode == 0
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
