@@ -119,3 +119,7 @@ class FreeQueue:
     def first(self) -> Block | None:
         """The block to grant next."""
         return self._uncached.first() or self._cached.first()
+
+    def first_cached(self) -> Block | None:
+        """The cached block to grant next."""
+        return self._cached.first()

@@ -4,6 +4,7 @@ Mechanism only. Who asks, and whether he may, is decided in `sequences` and `ses
 """
 
 from cache_manager.block import Block, BlockState, FreeQueue
+from cache_manager.events import BlocksRemoved, EventListener
 from cache_manager.prefix_cache import PrefixCache
 from cache_manager.stats import Counters
 from pagekeeper.common.errors import BugError
@@ -17,7 +18,7 @@ class BlockPool:
     a hold, and `settle` ends the hold once that step is known to have ended. Only then may it become FREE.
     """
 
-    def __init__(self, num_blocks: int, counters: Counters) -> None:
+    def __init__(self, num_blocks: int, counters: Counters, listener: EventListener | None = None) -> None:
         self.blocks = [Block(BlockId(block_id)) for block_id in range(1, num_blocks)]
         self.free_queue = FreeQueue()
         self.prefix_cache = PrefixCache()
@@ -25,6 +26,8 @@ class BlockPool:
         self.num_in_state[BlockState.FREE] = len(self.blocks)
         self.num_referenced = 0
         """Blocks that at least one block table names."""
+        self.listener = listener
+        """Who is told of blocks that become findable or are found no more, if anybody."""
         self._counters = counters
         for block in self.blocks:
             self.free_queue.append(block)
@@ -41,8 +44,8 @@ class BlockPool:
             raise BugError("no free block")
         self.free_queue.remove(block)
         if block.hash is not None:
-            self.prefix_cache.remove(block)
             self._counters.evictions += 1
+            self._forget([block])
         block.generation += 1
         block.depth = depth
         self._enter(block, BlockState.LEASED)
@@ -61,6 +64,19 @@ class BlockPool:
         self.prefix_cache.add(block, block_hash)
         self._enter(block, BlockState.SEALED)
         self._counters.seals += 1
+        self._counters.events += 1
+
+    def flush(self, most: int) -> int:
+        """Make at most so many cached blocks unfindable, least recently used first; returns how many."""
+        blocks: list[Block] = []
+        while len(blocks) < most and (block := self.free_queue.first_cached()):
+            self.free_queue.remove(block)
+            blocks.append(block)
+        if blocks:
+            self._forget(blocks)
+        for block in blocks:
+            self.free_queue.append(block)
+        return len(blocks)
 
     def let_go(self, block: Block) -> None:
         """Turn one table entry's reference into a hold."""
@@ -100,6 +116,15 @@ class BlockPool:
         """The device work that could write these has ended."""
         for block in blocks:
             self._free(block)
+
+    def _forget(self, blocks: list[Block]) -> None:
+        """Make cached blocks unfindable. They must have left the free queue."""
+        forgotten = [block.hash for block in blocks if block.hash is not None]
+        for block in blocks:
+            self.prefix_cache.remove(block)
+        self._counters.events += 1
+        if self.listener is not None:
+            self.listener(BlocksRemoved(self._counters.events, forgotten))
 
     def _free(self, block: Block) -> None:
         self._enter(block, BlockState.FREE)

@@ -85,7 +85,7 @@ class PrefixCache:
         self._blocks[block_hash] = block
 
     def remove(self, block: Block) -> None:
-        """Forget the content of a cached block, which is about to be granted anew."""
+        """Forget the content of a cached block."""
         if block.hash is not None:
             del self._blocks[block.hash]
             block.hash = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from cache_manager.block import Block, BlockState
 from cache_manager.block_pool import BlockPool
+from cache_manager.events import BlockStored
 from cache_manager.prefix_cache import chain_hashes
 from cache_manager.stats import Counters
 from pagekeeper.common.errors import BugError
@@ -155,8 +156,13 @@ class Sequences:
             if block.hash is not None and block.hash != content:
                 return Refused(f"{block!r} was sealed with other tokens")
 
+        listener = self.pool.listener
         for index, content in enumerate(hashes, first):
-            self._seal_entry(sequence, index, content)
+            is_new = self._seal_entry(sequence, index, content)
+            if is_new and listener is not None:
+                parent_hash = sequence.blocks[index - 1].hash if index else None
+                token_ids = operation.token_ids[(index - first) * size : (index - first + 1) * size]
+                listener(BlockStored(self.counters.events, content, parent_hash, sequence.tenant, token_ids))
         sequence.num_sealed += count
         sequence.length = max(sequence.length, sequence.num_sealed * size)
         return Sealed([block.ref for block in sequence.blocks[first : first + count]])
@@ -237,18 +243,20 @@ class Sequences:
         self.counters.copy_on_write += 1
         return BlockCopy(index, source.ref, destination.ref, sequence.length % self.block_size)
 
-    def _seal_entry(self, sequence: Sequence, index: int, content: BlockHash) -> None:
+    def _seal_entry(self, sequence: Sequence, index: int, content: BlockHash) -> bool:
+        """Seal or fold one entry. Returns whether the content was found nowhere before."""
         block = sequence.blocks[index]
         if block.state is BlockState.SEALED:
-            return
+            return False
         older = self.pool.prefix_cache.find(content)
         if older is None:
             self.pool.seal(block, content)
-            return
+            return True
         self.pool.share(older)
         sequence.blocks[index] = older
         self._let_go(block)
         self.counters.folds += 1
+        return False
 
     def _cut_back(self, sequence: Sequence, length: int) -> None:
         self._truncate(sequence, self._blocks_for(length))

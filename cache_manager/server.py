@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from cache_manager.admin import AdminService
 from cache_manager.config import ManagerSettings
+from cache_manager.event_feed import EventFeed
 from cache_manager.handover import HandoverServer
 from cache_manager.memory.memfd import MemfdPool
 from cache_manager.service import CacheService
@@ -28,6 +30,8 @@ _ADMIN_SERVICE = "pagekeeper.v1.AdminService"
 _CHANNELZ = "grpc.channelz.v1.Channelz"
 _REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 _STOP_GRACE_SECONDS = 0.5
+# A watcher whose machine has vanished is noticed by pings: nothing else would ever end its stream.
+_ADMIN_OPTIONS = [*SERVER_OPTIONS, ("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000)]
 
 _log = structlog.get_logger()
 
@@ -49,12 +53,13 @@ async def serve(settings: ManagerSettings) -> None:
         memory = MemfdPool(int(settings.pool_size), preallocate=settings.preallocate)
         stack.callback(memory.close)
         policy = CachePolicy(memory.size, settings.watermark)
-        service = CacheService(policy, memory)
+        start_id = secrets.token_hex(8)
+        service = CacheService(policy, memory, start_id)
         await stack.enter_async_context(_cache_server(service, runtime_dir))
         handover = HandoverServer(runtime_dir.handover_socket, memory.descriptors(), service)
         handover.start()
         stack.callback(handover.close)
-        admin = AdminService(policy, memory.backend, time.time(), __version__)
+        admin = AdminService(policy, EventFeed(policy), memory.backend, start_id, time.time(), __version__)
         admin_listen = await stack.enter_async_context(_admin_server(admin, settings.admin_listen))
         _log.info("ready", admin_listen=admin_listen, pool_bytes=memory.size, runtime_dir=str(runtime_dir.path))
         await stopped.wait()
@@ -88,7 +93,7 @@ async def _cache_server(service: CacheService, runtime_dir: RuntimeDir) -> Async
 @contextlib.asynccontextmanager
 async def _admin_server(admin: AdminService, listen: str) -> AsyncIterator[str]:
     """Serve what operators see; yields the address in use. It outlives nothing: it stops first and says so."""
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=_ADMIN_OPTIONS)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

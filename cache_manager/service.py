@@ -1,7 +1,6 @@
 """CacheService: the edge between a runner's stream and the policy."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ import grpc
 import structlog
 
 from cache_manager import wire
-from cache_manager.errors import unexpected_errors
+from cache_manager.errors import errors_as_status
 from cache_manager.handover import RunnerConnection, Runners
 from cache_manager.memory.interface import PoolMemory
 from cache_manager.sessions import CachePolicy, ProtocolViolation
-from pagekeeper.common.errors import ConfigurationError, InvalidRequestError
+from pagekeeper.common.errors import ConfigurationError
 from pagekeeper.common.ids import Epoch
 from pagekeeper.v1 import cache_pb2 as pb
 from pagekeeper.v1 import cache_pb2_grpc as pb_grpc
@@ -40,12 +39,17 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
 
     A session belongs to a hand-over connection and not to a stream: a stream that breaks takes nothing away, and the
     end of the connection takes everything at once.
+
+    Args:
+        policy: decides.
+        memory: the pool's bytes.
+        start_id: differs after every start of the manager.
     """
 
-    def __init__(self, policy: CachePolicy, memory: PoolMemory) -> None:
+    def __init__(self, policy: CachePolicy, memory: PoolMemory, start_id: str) -> None:
         self._policy = policy
         self._memory = memory
-        self._start_id = secrets.token_hex(8)
+        self._start_id = start_id
         self._runners: dict[bytes, _Runner] = {}
         """By session token."""
 
@@ -66,7 +70,7 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
         context: "grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]",
     ) -> AsyncIterator[pb.AttachResponse]:
         """One session: hello and granted, then messages and results."""
-        async with unexpected_errors(context):
+        async with errors_as_status(context):
             try:
                 async with asyncio.timeout(_HELLO_SECONDS):
                     hello = wire.hello_from_proto(await anext(request_iterator))
@@ -78,8 +82,6 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
                     yield wire.results_to_proto(message.number, self._policy.apply(epoch, message))
             except (StopAsyncIteration, TimeoutError):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the stream brought no hello")
-            except InvalidRequestError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             except UnknownToken as error:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             except (ConfigurationError, ProtocolViolation) as error:

@@ -1,15 +1,13 @@
 """The whole policy of the cache manager: sessions, the pool they share, and the order of their messages."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
-from enum import Enum
+from dataclasses import dataclass, fields
 
-from cache_manager.block import Block, BlockState
 from cache_manager.block_pool import BlockPool
-from cache_manager.integrity import check_blocks, check_counts, check_free_queue, check_sessions
+from cache_manager.events import CacheCleared, EventListener
 from cache_manager.prefix_cache import Fingerprint, root_hash
 from cache_manager.sequences import Sequences
-from cache_manager.stats import CacheStats, Counters, PoolStats, SessionStats, UsageStats
+from cache_manager.state import SLICE_BLOCKS, CacheState, Session, SessionState
 from cache_manager.tickets import OpenTickets
 from kernels.kv_layout import KvLayout
 from pagekeeper.common.errors import BugError, ConfigurationError
@@ -29,36 +27,9 @@ from pagekeeper.common.operations import (
     StepMessage,
 )
 
-_AUDIT_SLICE_BLOCKS = 2048
-
 
 class ProtocolViolation(BugError):
     """A message that no correct runner sends. Nothing was changed; the stream that carried it must end."""
-
-
-class SessionState(Enum):
-    """What a session may still do."""
-
-    ATTACHED = "attached"
-    SUPERSEDED = "superseded"
-    """The same runner has attached again; the session keeps its blocks until the new one's first message."""
-    QUARANTINED = "quarantined"
-    """Ended, but its device work may still write the blocks that it had leased."""
-
-
-@dataclass
-class _Session:
-    epoch: Epoch
-    runner_id: str
-    pid: int
-    attached_at: float
-    sequences: Sequences
-    supersedes: Epoch | None
-    state: SessionState = SessionState.ATTACHED
-    last_number: int = 0
-    last_step: int = 0
-    completed_step: int = 0
-    quarantined: list[Block] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -72,7 +43,7 @@ class Attachment:
     """Cached blocks that were lost because the pool was carved anew for another layout or model."""
 
 
-class CachePolicy:
+class CachePolicy(CacheState):
     """Decides who may use which block. Pure: no input but its arguments, no effect but its state and its results.
 
     The layout is fixed by the first attachment; `pool_bytes` are then carved into blocks. With no session left and
@@ -80,13 +51,10 @@ class CachePolicy:
     """
 
     def __init__(self, pool_bytes: int, watermark: float = 0.01) -> None:
+        super().__init__()
         self._pool_bytes = pool_bytes
         self._watermark = watermark
-        self._layout: KvLayout | None = None
         self._fingerprint: Fingerprint | None = None
-        self._counters = Counters()
-        self._pool = BlockPool(0, self._counters)
-        self._sessions: dict[Epoch, _Session] = {}
         self._tickets = OpenTickets()
         self._last_epoch = 0
 
@@ -124,7 +92,7 @@ class CachePolicy:
         if older is not None:
             older.state = SessionState.SUPERSEDED
             self._tickets.withdraw_all(older.epoch)
-        self._sessions[epoch] = _Session(epoch, runner_id, pid, now, sequences, supersedes)
+        self._sessions[epoch] = Session(epoch, runner_id, pid, now, sequences, supersedes)
         return Attachment(epoch, layout.num_blocks(self._pool_bytes), watermark, dropped)
 
     def apply(self, epoch: Epoch, message: StepMessage) -> list[Result]:
@@ -181,43 +149,16 @@ class CachePolicy:
             self._pool.release_quarantined(session.quarantined)
             del self._sessions[epoch]
 
-    def stats(self) -> CacheStats:
-        """What `GetStats` reports, in O(sequences)."""
-        in_state = self._pool.num_in_state
-        pool = PoolStats(
-            total_blocks=len(self._pool.blocks) + 1 if self._layout else 0,
-            free_blocks=in_state[BlockState.FREE],
-            cached_blocks=self._pool.free_queue.num_cached,
-            leased_blocks=in_state[BlockState.LEASED],
-            sealed_blocks=in_state[BlockState.SEALED],
-            quarantined_blocks=in_state[BlockState.QUARANTINED],
-            block_size=self._layout.block_size if self._layout else 0,
-            block_bytes=self._layout.block_bytes if self._layout else 0,
-        )
-        sessions = [
-            SessionStats(session.epoch, session.runner_id, session.pid, session.state.value, session.attached_at)
-            for session in self._sessions.values()
-        ]
-        return CacheStats(pool, self._usage(pool.block_size), replace(self._counters), sessions)
+    def flush(self) -> Iterator[int]:
+        """Make what is cached now unfindable, slice by slice: yields how many blocks each one dropped."""
+        remaining = self._pool.free_queue.num_cached
+        while remaining > 0:
+            yield self._pool.flush(min(remaining, SLICE_BLOCKS))
+            remaining -= SLICE_BLOCKS
 
-    def audit(self) -> Iterator[list[str]]:
-        """Check every invariant slice by slice: one sentence for each one that is broken.
-
-        Each slice is consistent in itself, so messages may be applied between two of them.
-        """
-        yield check_counts(self._pool)
-        yield check_free_queue(self._pool)
-        quarantined = [block for session in self._sessions.values() for block in session.quarantined]
-        yield check_sessions(self._pool, self._all_sequences(), quarantined)
-        first = 0
-        while first < len(self._pool.blocks):
-            last = first + _AUDIT_SLICE_BLOCKS
-            yield check_blocks(self._pool, first, last, self._all_sequences())
-            first = last
-
-    def check_integrity(self) -> list[str]:
-        """Check every invariant at once: one sentence for each one that is broken."""
-        return [violation for violations in self.audit() for violation in violations]
+    def listen(self, listener: EventListener | None) -> None:
+        """Tell `listener` of every change of what can be found by content from now on, or nobody."""
+        self._pool.listener = listener
 
     def _carve_for(self, layout: KvLayout, fingerprint: Fingerprint) -> int:
         """Make the pool fit, if it does not; returns how many cached blocks that cost."""
@@ -234,7 +175,12 @@ class CachePolicy:
             )
         dropped = self._pool.free_queue.num_cached
         self._layout, self._fingerprint = layout, fingerprint
-        self._pool = BlockPool(num_blocks, self._counters)
+        listener = self._pool.listener
+        self._pool = BlockPool(num_blocks, self._counters, listener)
+        if dropped:
+            self._counters.events += 1
+            if listener is not None:
+                listener(CacheCleared(self._counters.events))
         return dropped
 
     def _difference(self, layout: KvLayout, fingerprint: Fingerprint) -> str | None:
@@ -251,7 +197,7 @@ class CachePolicy:
     def _watermark_blocks(self, num_blocks: int) -> int:
         return max(1, int(num_blocks * self._watermark))
 
-    def _apply_one(self, session: _Session, operation: Operation) -> Result:
+    def _apply_one(self, session: Session, operation: Operation) -> Result:
         match operation:
             case Open():
                 return self._open(session, operation)
@@ -264,7 +210,7 @@ class CachePolicy:
             case Release():
                 return self._release(session, operation)
 
-    def _open(self, session: _Session, operation: Open) -> Opened | Shortage | Refused:
+    def _open(self, session: Session, operation: Open) -> Opened | Shortage | Refused:
         """Serve Opens in the order of their first attempts, whichever session they are of."""
         epoch, sequence = session.epoch, operation.sequence
         refusal = session.sequences.refusal_of(operation)
@@ -283,30 +229,8 @@ class CachePolicy:
             session.sequences.refused_opens.discard(sequence)
         return result
 
-    def _release(self, session: _Session, operation: Release) -> Released | Refused:
+    def _release(self, session: Session, operation: Release) -> Released | Refused:
         result = session.sequences.release(operation)
         if isinstance(result, Released):
             self._tickets.withdraw(session.epoch, operation.sequence)
         return result
-
-    def _all_sequences(self) -> list[Sequences]:
-        return [session.sequences for session in self._sessions.values()]
-
-    def _usage(self, block_size: int) -> UsageStats:
-        sequences = [sequence for each in self._all_sequences() for sequence in each.by_id.values()]
-        filled: dict[Block, int] = {}
-        for sequence in sequences:
-            for index in range(sequence.num_sealed, len(sequence.blocks)):
-                block = sequence.blocks[index]
-                if block.state is BlockState.LEASED:
-                    slots = min(block_size, sequence.length - index * block_size)
-                    filled[block] = max(slots, filled.get(block, 0))
-        num_sealed = self._pool.num_referenced - len(filled)
-        return UsageStats(
-            sequences=len(sequences),
-            logical_tokens=sum(sequence.length for sequence in sequences),
-            resident_tokens=num_sealed * block_size + sum(filled.values()),
-            logical_blocks=sum(len(sequence.blocks) for sequence in sequences),
-            physical_blocks=self._pool.num_referenced,
-            block_size=block_size,
-        )

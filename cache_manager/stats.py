@@ -29,6 +29,8 @@ class Counters:
     """Entries renamed to an older block with the same content."""
     shortages: int = 0
     """Operations answered with Shortage."""
+    events: int = 0
+    """Changes of what can be found by content; the number of the last `CacheEvent`."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,19 @@ class SessionStats:
     pid: int
     state: str
     attached_at: float
+
+
+@dataclass(frozen=True)
+class SessionDetails:
+    """What a session has and how far it is. `held_blocks` wait for the report that a step has ended."""
+
+    session: SessionStats
+    sequences: int
+    waiting_opens: int
+    held_blocks: int
+    number: int
+    step: int
+    completed_step: int
 
 
 @dataclass(frozen=True)

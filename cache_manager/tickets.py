@@ -4,9 +4,10 @@ from collections import Counter
 
 from pagekeeper.common.ids import Epoch, SequenceId
 
-LAPSE_AFTER_MESSAGES = 64
+LAPSE_AFTER_MESSAGES = 1024
 """A ticket lapses when its session does not renew it while so many messages of other sessions pass, so that a stopped
-runner keeps nobody waiting. Messages are counted and not seconds: policy knows no clock."""
+runner keeps nobody waiting. Messages are counted and not seconds: policy knows no clock. A runner with nothing else to
+do retries every 5 ms, so this is 5 s at least: longer than a step with a long prefill on a CPU."""
 
 _Key = tuple[Epoch, SequenceId]
 
@@ -14,7 +15,8 @@ _Key = tuple[Epoch, SequenceId]
 class OpenTickets:
     """Opens that were refused for shortage, in the order in which each was first tried."""
 
-    def __init__(self) -> None:
+    def __init__(self, lapse_after: int = LAPSE_AFTER_MESSAGES) -> None:
+        self._lapse_after = lapse_after
         self._renewed_at: dict[_Key, int] = {}
         """In the order of the first attempts; the messages of other sessions when each was last tried."""
         self._num_messages: Counter[Epoch] = Counter()
@@ -56,4 +58,4 @@ class OpenTickets:
         return self._total_messages - self._num_messages[epoch]
 
     def _has_lapsed(self, key: _Key) -> bool:
-        return self._messages_of_others(key[0]) - self._renewed_at[key] >= LAPSE_AFTER_MESSAGES
+        return self._messages_of_others(key[0]) - self._renewed_at[key] >= self._lapse_after

@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pagekeeper/v1/admin.proto\x12\rpagekeeper.v1\"\xd1\x01\n\tPoolStats\x12\x14\n\x0ctotal_blocks\x18\x01 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x02 \x01(\r\x12\x15\n\rcached_blocks\x18\x03 \x01(\r\x12\x15\n\rleased_blocks\x18\x04 \x01(\r\x12\x15\n\rsealed_blocks\x18\x05 \x01(\r\x12\x1a\n\x12quarantined_blocks\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x08 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\t \x01(\t\"\xad\x01\n\nUsageStats\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x16\n\x0elogical_tokens\x18\x02 \x01(\x04\x12\x17\n\x0fresident_tokens\x18\x03 \x01(\x04\x12\x13\n\x0butilization\x18\x04 \x01(\x01\x12\x16\n\x0elogical_blocks\x18\x05 \x01(\x04\x12\x17\n\x0fphysical_blocks\x18\x06 \x01(\x04\x12\x15\n\rsharing_saved\x18\x07 \x01(\x01\"n\n\x0bPrefixStats\x12\x0f\n\x07lookups\x18\x01 \x01(\x04\x12\x0f\n\x07reopens\x18\x02 \x01(\x04\x12\x16\n\x0equeried_tokens\x18\x03 \x01(\x04\x12\x12\n\nhit_tokens\x18\x04 \x01(\x04\x12\x11\n\tevictions\x18\x05 \x01(\x04\"g\n\x0eOperationStats\x12\r\n\x05\x66orks\x18\x01 \x01(\x04\x12\x15\n\rcopy_on_write\x18\x02 \x01(\x04\x12\r\n\x05seals\x18\x03 \x01(\x04\x12\r\n\x05\x66olds\x18\x04 \x01(\x04\x12\x11\n\tshortages\x18\x05 \x01(\x04\"a\n\x0cSessionStats\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\trunner_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05state\x18\x04 \x01(\t\x12\x13\n\x0b\x61ttached_at\x18\x05 \x01(\x01\"2\n\x0bServerStats\x12\x12\n\nstarted_at\x18\x01 \x01(\x01\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x11\n\x0fGetStatsRequest\"\x97\x02\n\x10GetStatsResponse\x12&\n\x04pool\x18\x01 \x01(\x0b\x32\x18.pagekeeper.v1.PoolStats\x12(\n\x05usage\x18\x02 \x01(\x0b\x32\x19.pagekeeper.v1.UsageStats\x12*\n\x06prefix\x18\x03 \x01(\x0b\x32\x1a.pagekeeper.v1.PrefixStats\x12*\n\x03ops\x18\x04 \x01(\x0b\x32\x1d.pagekeeper.v1.OperationStats\x12-\n\x08sessions\x18\x05 \x03(\x0b\x32\x1b.pagekeeper.v1.SessionStats\x12*\n\x06server\x18\x06 \x01(\x0b\x32\x1a.pagekeeper.v1.ServerStats\"\x0e\n\x0c\x41uditRequest\"J\n\rAuditResponse\x12\r\n\x05\x63lean\x18\x01 \x01(\x08\x12\x12\n\nviolations\x18\x02 \x03(\t\x12\x16\n\x0e\x63hecked_blocks\x18\x03 \x01(\r2\x9f\x01\n\x0c\x41\x64minService\x12K\n\x08GetStats\x12\x1e.pagekeeper.v1.GetStatsRequest\x1a\x1f.pagekeeper.v1.GetStatsResponse\x12\x42\n\x05\x41udit\x12\x1b.pagekeeper.v1.AuditRequest\x1a\x1c.pagekeeper.v1.AuditResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pagekeeper/v1/admin.proto\x12\rpagekeeper.v1\"\xd1\x01\n\tPoolStats\x12\x14\n\x0ctotal_blocks\x18\x01 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x02 \x01(\r\x12\x15\n\rcached_blocks\x18\x03 \x01(\r\x12\x15\n\rleased_blocks\x18\x04 \x01(\r\x12\x15\n\rsealed_blocks\x18\x05 \x01(\r\x12\x1a\n\x12quarantined_blocks\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x08 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\t \x01(\t\"\xad\x01\n\nUsageStats\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x16\n\x0elogical_tokens\x18\x02 \x01(\x04\x12\x17\n\x0fresident_tokens\x18\x03 \x01(\x04\x12\x13\n\x0butilization\x18\x04 \x01(\x01\x12\x16\n\x0elogical_blocks\x18\x05 \x01(\x04\x12\x17\n\x0fphysical_blocks\x18\x06 \x01(\x04\x12\x15\n\rsharing_saved\x18\x07 \x01(\x01\"n\n\x0bPrefixStats\x12\x0f\n\x07lookups\x18\x01 \x01(\x04\x12\x0f\n\x07reopens\x18\x02 \x01(\x04\x12\x16\n\x0equeried_tokens\x18\x03 \x01(\x04\x12\x12\n\nhit_tokens\x18\x04 \x01(\x04\x12\x11\n\tevictions\x18\x05 \x01(\x04\"g\n\x0eOperationStats\x12\r\n\x05\x66orks\x18\x01 \x01(\x04\x12\x15\n\rcopy_on_write\x18\x02 \x01(\x04\x12\r\n\x05seals\x18\x03 \x01(\x04\x12\r\n\x05\x66olds\x18\x04 \x01(\x04\x12\x11\n\tshortages\x18\x05 \x01(\x04\"a\n\x0cSessionStats\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\trunner_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05state\x18\x04 \x01(\t\x12\x13\n\x0b\x61ttached_at\x18\x05 \x01(\x01\"2\n\x0bServerStats\x12\x12\n\nstarted_at\x18\x01 \x01(\x01\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x11\n\x0fGetStatsRequest\"\x97\x02\n\x10GetStatsResponse\x12&\n\x04pool\x18\x01 \x01(\x0b\x32\x18.pagekeeper.v1.PoolStats\x12(\n\x05usage\x18\x02 \x01(\x0b\x32\x19.pagekeeper.v1.UsageStats\x12*\n\x06prefix\x18\x03 \x01(\x0b\x32\x1a.pagekeeper.v1.PrefixStats\x12*\n\x03ops\x18\x04 \x01(\x0b\x32\x1d.pagekeeper.v1.OperationStats\x12-\n\x08sessions\x18\x05 \x03(\x0b\x32\x1b.pagekeeper.v1.SessionStats\x12*\n\x06server\x18\x06 \x01(\x0b\x32\x1a.pagekeeper.v1.ServerStats\"\x0e\n\x0c\x41uditRequest\"J\n\rAuditResponse\x12\r\n\x05\x63lean\x18\x01 \x01(\x08\x12\x12\n\nviolations\x18\x02 \x03(\t\x12\x16\n\x0e\x63hecked_blocks\x18\x03 \x01(\r\"G\n\x11WatchStatsRequest\x12\x1d\n\x10interval_seconds\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x13\n\x11_interval_seconds\"D\n\x12WatchStatsResponse\x12.\n\x05stats\x18\x01 \x01(\x0b\x32\x1f.pagekeeper.v1.GetStatsResponse\"\x15\n\x13ListSessionsRequest\"\xb0\x01\n\x0bSessionInfo\x12,\n\x07session\x18\x01 \x01(\x0b\x32\x1b.pagekeeper.v1.SessionStats\x12\x11\n\tsequences\x18\x02 \x01(\r\x12\x15\n\rwaiting_opens\x18\x03 \x01(\r\x12\x13\n\x0bheld_blocks\x18\x04 \x01(\r\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x16\n\x0e\x63ompleted_step\x18\x07 \x01(\x04\"D\n\x14ListSessionsResponse\x12,\n\x08sessions\x18\x01 \x03(\x0b\x32\x1a.pagekeeper.v1.SessionInfo\"@\n\x14ListSequencesRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11with_block_tables\x18\x02 \x01(\x08\"\x97\x01\n\x0cSequenceInfo\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x19\n\x11num_sealed_blocks\x18\x06 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x07 \x03(\r\"G\n\x15ListSequencesResponse\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.pagekeeper.v1.SequenceInfo\">\n\x11ListBlocksRequest\x12)\n\x06states\x18\x01 \x03(\x0e\x32\x19.pagekeeper.v1.BlockState\"\x9b\x01\n\tBlockInfo\x12\n\n\x02id\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.pagekeeper.v1.BlockState\x12\x12\n\nreferences\x18\x04 \x01(\r\x12\r\n\x05holds\x18\x05 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x06 \x01(\r\x12\x12\n\nblock_hash\x18\x07 \x01(\x0c\">\n\x12ListBlocksResponse\x12(\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x18.pagekeeper.v1.BlockInfo\"\x0e\n\x0c\x46lushRequest\"\'\n\rFlushResponse\x12\x16\n\x0e\x66lushed_blocks\x18\x01 \x01(\r\"\x14\n\x12WatchEventsRequest\"g\n\x13WatchEventsResponse\x12\x10\n\x08start_id\x18\x01 \x01(\t\x12\x13\n\x0blast_number\x18\x02 \x01(\x04\x12)\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x19.pagekeeper.v1.CacheEvent\"\xb4\x01\n\nCacheEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12,\n\x06stored\x18\x02 \x01(\x0b\x32\x1a.pagekeeper.v1.BlockStoredH\x00\x12/\n\x07removed\x18\x03 \x01(\x0b\x32\x1c.pagekeeper.v1.BlocksRemovedH\x00\x12.\n\x07\x63leared\x18\x04 \x01(\x0b\x32\x1b.pagekeeper.v1.CacheClearedH\x00\x42\x07\n\x05\x65vent\"m\n\x0b\x42lockStored\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"%\n\rBlocksRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x0c\"\x0e\n\x0c\x43\x61\x63heCleared*\x8c\x01\n\nBlockState\x12\x1b\n\x17\x42LOCK_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42LOCK_STATE_FREE\x10\x01\x12\x16\n\x12\x42LOCK_STATE_LEASED\x10\x02\x12\x16\n\x12\x42LOCK_STATE_SEALED\x10\x03\x12\x1b\n\x17\x42LOCK_STATE_QUARANTINED\x10\x04\x32\x9c\x05\n\x0c\x41\x64minService\x12K\n\x08GetStats\x12\x1e.pagekeeper.v1.GetStatsRequest\x1a\x1f.pagekeeper.v1.GetStatsResponse\x12S\n\nWatchStats\x12 .pagekeeper.v1.WatchStatsRequest\x1a!.pagekeeper.v1.WatchStatsResponse0\x01\x12W\n\x0cListSessions\x12\".pagekeeper.v1.ListSessionsRequest\x1a#.pagekeeper.v1.ListSessionsResponse\x12\\\n\rListSequences\x12#.pagekeeper.v1.ListSequencesRequest\x1a$.pagekeeper.v1.ListSequencesResponse0\x01\x12S\n\nListBlocks\x12 .pagekeeper.v1.ListBlocksRequest\x1a!.pagekeeper.v1.ListBlocksResponse0\x01\x12\x42\n\x05\x41udit\x12\x1b.pagekeeper.v1.AuditRequest\x1a\x1c.pagekeeper.v1.AuditResponse\x12\x42\n\x05\x46lush\x12\x1b.pagekeeper.v1.FlushRequest\x1a\x1c.pagekeeper.v1.FlushResponse\x12V\n\x0bWatchEvents\x12!.pagekeeper.v1.WatchEventsRequest\x1a\".pagekeeper.v1.WatchEventsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagekeeper.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_BLOCKSTATE']._serialized_start=2721
+  _globals['_BLOCKSTATE']._serialized_end=2861
   _globals['_POOLSTATS']._serialized_start=45
   _globals['_POOLSTATS']._serialized_end=254
   _globals['_USAGESTATS']._serialized_start=257
@@ -51,6 +53,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AUDITREQUEST']._serialized_end=1115
   _globals['_AUDITRESPONSE']._serialized_start=1117
   _globals['_AUDITRESPONSE']._serialized_end=1191
-  _globals['_ADMINSERVICE']._serialized_start=1194
-  _globals['_ADMINSERVICE']._serialized_end=1353
+  _globals['_WATCHSTATSREQUEST']._serialized_start=1193
+  _globals['_WATCHSTATSREQUEST']._serialized_end=1264
+  _globals['_WATCHSTATSRESPONSE']._serialized_start=1266
+  _globals['_WATCHSTATSRESPONSE']._serialized_end=1334
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=1336
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=1357
+  _globals['_SESSIONINFO']._serialized_start=1360
+  _globals['_SESSIONINFO']._serialized_end=1536
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1538
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1606
+  _globals['_LISTSEQUENCESREQUEST']._serialized_start=1608
+  _globals['_LISTSEQUENCESREQUEST']._serialized_end=1672
+  _globals['_SEQUENCEINFO']._serialized_start=1675
+  _globals['_SEQUENCEINFO']._serialized_end=1826
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=1828
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=1899
+  _globals['_LISTBLOCKSREQUEST']._serialized_start=1901
+  _globals['_LISTBLOCKSREQUEST']._serialized_end=1963
+  _globals['_BLOCKINFO']._serialized_start=1966
+  _globals['_BLOCKINFO']._serialized_end=2121
+  _globals['_LISTBLOCKSRESPONSE']._serialized_start=2123
+  _globals['_LISTBLOCKSRESPONSE']._serialized_end=2185
+  _globals['_FLUSHREQUEST']._serialized_start=2187
+  _globals['_FLUSHREQUEST']._serialized_end=2201
+  _globals['_FLUSHRESPONSE']._serialized_start=2203
+  _globals['_FLUSHRESPONSE']._serialized_end=2242
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2244
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2264
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2266
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2369
+  _globals['_CACHEEVENT']._serialized_start=2372
+  _globals['_CACHEEVENT']._serialized_end=2552
+  _globals['_BLOCKSTORED']._serialized_start=2554
+  _globals['_BLOCKSTORED']._serialized_end=2663
+  _globals['_BLOCKSREMOVED']._serialized_start=2665
+  _globals['_BLOCKSREMOVED']._serialized_end=2702
+  _globals['_CACHECLEARED']._serialized_start=2704
+  _globals['_CACHECLEARED']._serialized_end=2718
+  _globals['_ADMINSERVICE']._serialized_start=2864
+  _globals['_ADMINSERVICE']._serialized_end=3532
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,29 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _BlockState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BlockStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlockState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BLOCK_STATE_UNSPECIFIED: _BlockState.ValueType  # 0
+    BLOCK_STATE_FREE: _BlockState.ValueType  # 1
+    """In the free queue; a cached block if it has a hash."""
+    BLOCK_STATE_LEASED: _BlockState.ValueType  # 2
+    BLOCK_STATE_SEALED: _BlockState.ValueType  # 3
+    BLOCK_STATE_QUARANTINED: _BlockState.ValueType  # 4
+
+class BlockState(_BlockState, metaclass=_BlockStateEnumTypeWrapper): ...
+
+BLOCK_STATE_UNSPECIFIED: BlockState.ValueType  # 0
+BLOCK_STATE_FREE: BlockState.ValueType  # 1
+"""In the free queue; a cached block if it has a hash."""
+BLOCK_STATE_LEASED: BlockState.ValueType  # 2
+BLOCK_STATE_SEALED: BlockState.ValueType  # 3
+BLOCK_STATE_QUARANTINED: BlockState.ValueType  # 4
+Global___BlockState: _TypeAlias = BlockState  # noqa: Y015
 
 @_typing.final
 class PoolStats(_message.Message):
@@ -323,3 +347,481 @@ class AuditResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditResponse: _TypeAlias = AuditResponse  # noqa: Y015
+
+@_typing.final
+class WatchStatsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    interval_seconds: _builtins.float
+    """From 0.1 to 3600; unset is 1."""
+    def __init__(
+        self,
+        *,
+        interval_seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_interval_seconds", b"_interval_seconds", "interval_seconds", b"interval_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_seconds", b"_interval_seconds", "interval_seconds", b"interval_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__interval_seconds: _TypeAlias = _typing.Literal["interval_seconds"]  # noqa: Y015
+    _WhichOneofArgType__interval_seconds: _TypeAlias = _typing.Literal["_interval_seconds", b"_interval_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interval_seconds) -> _WhichOneofReturnType__interval_seconds | None: ...
+
+Global___WatchStatsRequest: _TypeAlias = WatchStatsRequest  # noqa: Y015
+
+@_typing.final
+class WatchStatsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stats(self) -> Global___GetStatsResponse: ...
+    def __init__(
+        self,
+        *,
+        stats: Global___GetStatsResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchStatsResponse: _TypeAlias = WatchStatsResponse  # noqa: Y015
+
+@_typing.final
+class ListSessionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsRequest: _TypeAlias = ListSessionsRequest  # noqa: Y015
+
+@_typing.final
+class SessionInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    WAITING_OPENS_FIELD_NUMBER: _builtins.int
+    HELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    COMPLETED_STEP_FIELD_NUMBER: _builtins.int
+    sequences: _builtins.int
+    waiting_opens: _builtins.int
+    """Opens that were refused for shortage and are tried again."""
+    held_blocks: _builtins.int
+    """Blocks let go that wait for the report that a step has ended."""
+    number: _builtins.int
+    """The last message, the step at whose launch it was sent, and the last step it reported as ended."""
+    step: _builtins.int
+    completed_step: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___SessionStats: ...
+    def __init__(
+        self,
+        *,
+        session: Global___SessionStats | None = ...,
+        sequences: _builtins.int = ...,
+        waiting_opens: _builtins.int = ...,
+        held_blocks: _builtins.int = ...,
+        number: _builtins.int = ...,
+        step: _builtins.int = ...,
+        completed_step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_step", b"completed_step", "held_blocks", b"held_blocks", "number", b"number", "sequences", b"sequences", "session", b"session", "step", b"step", "waiting_opens", b"waiting_opens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionInfo: _TypeAlias = SessionInfo  # noqa: Y015
+
+@_typing.final
+class ListSessionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionInfo]: ...
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___SessionInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
+
+@_typing.final
+class ListSequencesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    WITH_BLOCK_TABLES_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Only those of this session; 0 for all."""
+    with_block_tables: _builtins.bool
+    """Fill block_table."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        with_block_tables: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "with_block_tables", b"with_block_tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSequencesRequest: _TypeAlias = ListSequencesRequest  # noqa: Y015
+
+@_typing.final
+class SequenceInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_SEALED_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_TABLE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    sequence: _builtins.int
+    """Unique within the session."""
+    tenant: _builtins.str
+    num_tokens: _builtins.int
+    """What the runner last named; it may have computed more within the blocks it has."""
+    num_blocks: _builtins.int
+    num_sealed_blocks: _builtins.int
+    @_builtins.property
+    def block_table(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        num_sealed_blocks: _builtins.int = ...,
+        block_table: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table", b"block_table", "epoch", b"epoch", "num_blocks", b"num_blocks", "num_sealed_blocks", b"num_sealed_blocks", "num_tokens", b"num_tokens", "sequence", b"sequence", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceInfo: _TypeAlias = SequenceInfo  # noqa: Y015
+
+@_typing.final
+class ListSequencesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceInfo]: ...
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[Global___SequenceInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSequencesResponse: _TypeAlias = ListSequencesResponse  # noqa: Y015
+
+@_typing.final
+class ListBlocksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___BlockState.ValueType]:
+        """Only blocks in one of these states; empty for all."""
+
+    def __init__(
+        self,
+        *,
+        states: _abc.Iterable[Global___BlockState.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBlocksRequest: _TypeAlias = ListBlocksRequest  # noqa: Y015
+
+@_typing.final
+class BlockInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    BLOCK_HASH_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    generation: _builtins.int
+    state: Global___BlockState.ValueType
+    references: _builtins.int
+    """Block-table entries that name it."""
+    holds: _builtins.int
+    """How often it was let go by a message whose step has not been reported as ended."""
+    depth: _builtins.int
+    """Its index in every block table that names it."""
+    block_hash: _builtins.bytes
+    """By which it is found; empty when it is not findable."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        state: Global___BlockState.ValueType = ...,
+        references: _builtins.int = ...,
+        holds: _builtins.int = ...,
+        depth: _builtins.int = ...,
+        block_hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hash", b"block_hash", "depth", b"depth", "generation", b"generation", "holds", b"holds", "id", b"id", "references", b"references", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockInfo: _TypeAlias = BlockInfo  # noqa: Y015
+
+@_typing.final
+class ListBlocksResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockInfo]: ...
+    def __init__(
+        self,
+        *,
+        blocks: _abc.Iterable[Global___BlockInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBlocksResponse: _TypeAlias = ListBlocksResponse  # noqa: Y015
+
+@_typing.final
+class FlushRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushRequest: _TypeAlias = FlushRequest  # noqa: Y015
+
+@_typing.final
+class FlushResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLUSHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    flushed_blocks: _builtins.int
+    """Cached blocks that can be found no more."""
+    def __init__(
+        self,
+        *,
+        flushed_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_blocks", b"flushed_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushResponse: _TypeAlias = FlushResponse  # noqa: Y015
+
+@_typing.final
+class WatchEventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchEventsRequest: _TypeAlias = WatchEventsRequest  # noqa: Y015
+
+@_typing.final
+class WatchEventsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_ID_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    start_id: _builtins.str
+    """Differs after every start of the manager; nothing is stored then, and numbers begin anew."""
+    last_number: _builtins.int
+    """Number of the last of these events. The first response comes at once, has none, and tells where numbers stand: a
+    watcher that comes back has missed nothing if that is the number it saw last.
+    """
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheEvent]:
+        """Consecutively numbered, also from one response to the next."""
+
+    def __init__(
+        self,
+        *,
+        start_id: _builtins.str = ...,
+        last_number: _builtins.int = ...,
+        events: _abc.Iterable[Global___CacheEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "last_number", b"last_number", "start_id", b"start_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
+
+@_typing.final
+class CacheEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def stored(self) -> Global___BlockStored: ...
+    @_builtins.property
+    def removed(self) -> Global___BlocksRemoved: ...
+    @_builtins.property
+    def cleared(self) -> Global___CacheCleared: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        stored: Global___BlockStored | None = ...,
+        removed: Global___BlocksRemoved | None = ...,
+        cleared: Global___CacheCleared | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "event", b"event", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "event", b"event", "number", b"number", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["stored", "removed", "cleared"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___CacheEvent: _TypeAlias = CacheEvent  # noqa: Y015
+
+@_typing.final
+class BlockStored(_message.Message):
+    """A block was sealed: from now on it is found by its content."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_HASH_FIELD_NUMBER: _builtins.int
+    PARENT_HASH_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    block_hash: _builtins.bytes
+    """Covers the tokens of the block and everything before them."""
+    parent_hash: _builtins.bytes
+    """Hash of the block before it; empty for the first block of a sequence."""
+    block_size: _builtins.int
+    tenant: _builtins.str
+    """Who can find it."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """block_size token ids."""
+
+    def __init__(
+        self,
+        *,
+        block_hash: _builtins.bytes = ...,
+        parent_hash: _builtins.bytes = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        block_size: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hash", b"block_hash", "block_size", b"block_size", "parent_hash", b"parent_hash", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockStored: _TypeAlias = BlockStored  # noqa: Y015
+
+@_typing.final
+class BlocksRemoved(_message.Message):
+    """Blocks were granted anew, or flushed: what they held is not found any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksRemoved: _TypeAlias = BlocksRemoved  # noqa: Y015
+
+@_typing.final
+class CacheCleared(_message.Message):
+    """Nothing is found any more: the pool was carved anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheCleared: _TypeAlias = CacheCleared  # noqa: Y015

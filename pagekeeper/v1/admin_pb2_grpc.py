@@ -27,6 +27,7 @@ if _version_not_supported:
 
 class AdminServiceStub:
     """For operators, on the cache manager's own port; answers while no runner is alive.
+    Whatever grows with the pool comes as a stream of slices: each is of one moment, the next one of a later moment.
     """
 
     def __init__(self, channel):
@@ -40,15 +41,46 @@ class AdminServiceStub:
                 request_serializer=pagekeeper_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=pagekeeper_dot_v1_dot_admin__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.WatchStats = channel.unary_stream(
+                '/pagekeeper.v1.AdminService/WatchStats',
+                request_serializer=pagekeeper_dot_v1_dot_admin__pb2.WatchStatsRequest.SerializeToString,
+                response_deserializer=pagekeeper_dot_v1_dot_admin__pb2.WatchStatsResponse.FromString,
+                _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/pagekeeper.v1.AdminService/ListSessions',
+                request_serializer=pagekeeper_dot_v1_dot_admin__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=pagekeeper_dot_v1_dot_admin__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.ListSequences = channel.unary_stream(
+                '/pagekeeper.v1.AdminService/ListSequences',
+                request_serializer=pagekeeper_dot_v1_dot_admin__pb2.ListSequencesRequest.SerializeToString,
+                response_deserializer=pagekeeper_dot_v1_dot_admin__pb2.ListSequencesResponse.FromString,
+                _registered_method=True)
+        self.ListBlocks = channel.unary_stream(
+                '/pagekeeper.v1.AdminService/ListBlocks',
+                request_serializer=pagekeeper_dot_v1_dot_admin__pb2.ListBlocksRequest.SerializeToString,
+                response_deserializer=pagekeeper_dot_v1_dot_admin__pb2.ListBlocksResponse.FromString,
+                _registered_method=True)
         self.Audit = channel.unary_unary(
                 '/pagekeeper.v1.AdminService/Audit',
                 request_serializer=pagekeeper_dot_v1_dot_admin__pb2.AuditRequest.SerializeToString,
                 response_deserializer=pagekeeper_dot_v1_dot_admin__pb2.AuditResponse.FromString,
                 _registered_method=True)
+        self.Flush = channel.unary_unary(
+                '/pagekeeper.v1.AdminService/Flush',
+                request_serializer=pagekeeper_dot_v1_dot_admin__pb2.FlushRequest.SerializeToString,
+                response_deserializer=pagekeeper_dot_v1_dot_admin__pb2.FlushResponse.FromString,
+                _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/pagekeeper.v1.AdminService/WatchEvents',
+                request_serializer=pagekeeper_dot_v1_dot_admin__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=pagekeeper_dot_v1_dot_admin__pb2.WatchEventsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
     """For operators, on the cache manager's own port; answers while no runner is alive.
+    Whatever grows with the pool comes as a stream of slices: each is of one moment, the next one of a later moment.
     """
 
     def GetStats(self, request, context):
@@ -57,8 +89,47 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchStats(self, request, context):
+        """The numbers of GetStats, now and at each interval.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSequences(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBlocks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Audit(self, request, context):
         """Checks every invariant of the pool, in slices.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Flush(self, request, context):
+        """Makes cached blocks unfindable; blocks in use stay as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEvents(self, request, context):
+        """Every change of what can be found by content. For operators only: it tells what was asked and answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,10 +143,40 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=pagekeeper_dot_v1_dot_admin__pb2.GetStatsRequest.FromString,
                     response_serializer=pagekeeper_dot_v1_dot_admin__pb2.GetStatsResponse.SerializeToString,
             ),
+            'WatchStats': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchStats,
+                    request_deserializer=pagekeeper_dot_v1_dot_admin__pb2.WatchStatsRequest.FromString,
+                    response_serializer=pagekeeper_dot_v1_dot_admin__pb2.WatchStatsResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=pagekeeper_dot_v1_dot_admin__pb2.ListSessionsRequest.FromString,
+                    response_serializer=pagekeeper_dot_v1_dot_admin__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'ListSequences': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListSequences,
+                    request_deserializer=pagekeeper_dot_v1_dot_admin__pb2.ListSequencesRequest.FromString,
+                    response_serializer=pagekeeper_dot_v1_dot_admin__pb2.ListSequencesResponse.SerializeToString,
+            ),
+            'ListBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListBlocks,
+                    request_deserializer=pagekeeper_dot_v1_dot_admin__pb2.ListBlocksRequest.FromString,
+                    response_serializer=pagekeeper_dot_v1_dot_admin__pb2.ListBlocksResponse.SerializeToString,
+            ),
             'Audit': grpc.unary_unary_rpc_method_handler(
                     servicer.Audit,
                     request_deserializer=pagekeeper_dot_v1_dot_admin__pb2.AuditRequest.FromString,
                     response_serializer=pagekeeper_dot_v1_dot_admin__pb2.AuditResponse.SerializeToString,
+            ),
+            'Flush': grpc.unary_unary_rpc_method_handler(
+                    servicer.Flush,
+                    request_deserializer=pagekeeper_dot_v1_dot_admin__pb2.FlushRequest.FromString,
+                    response_serializer=pagekeeper_dot_v1_dot_admin__pb2.FlushResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=pagekeeper_dot_v1_dot_admin__pb2.WatchEventsRequest.FromString,
+                    response_serializer=pagekeeper_dot_v1_dot_admin__pb2.WatchEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +188,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
     """For operators, on the cache manager's own port; answers while no runner is alive.
+    Whatever grows with the pool comes as a stream of slices: each is of one moment, the next one of a later moment.
     """
 
     @staticmethod
@@ -117,6 +219,114 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
+    def WatchStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagekeeper.v1.AdminService/WatchStats',
+            pagekeeper_dot_v1_dot_admin__pb2.WatchStatsRequest.SerializeToString,
+            pagekeeper_dot_v1_dot_admin__pb2.WatchStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagekeeper.v1.AdminService/ListSessions',
+            pagekeeper_dot_v1_dot_admin__pb2.ListSessionsRequest.SerializeToString,
+            pagekeeper_dot_v1_dot_admin__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSequences(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagekeeper.v1.AdminService/ListSequences',
+            pagekeeper_dot_v1_dot_admin__pb2.ListSequencesRequest.SerializeToString,
+            pagekeeper_dot_v1_dot_admin__pb2.ListSequencesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagekeeper.v1.AdminService/ListBlocks',
+            pagekeeper_dot_v1_dot_admin__pb2.ListBlocksRequest.SerializeToString,
+            pagekeeper_dot_v1_dot_admin__pb2.ListBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Audit(request,
             target,
             options=(),
@@ -133,6 +343,60 @@ class AdminService:
             '/pagekeeper.v1.AdminService/Audit',
             pagekeeper_dot_v1_dot_admin__pb2.AuditRequest.SerializeToString,
             pagekeeper_dot_v1_dot_admin__pb2.AuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Flush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagekeeper.v1.AdminService/Flush',
+            pagekeeper_dot_v1_dot_admin__pb2.FlushRequest.SerializeToString,
+            pagekeeper_dot_v1_dot_admin__pb2.FlushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagekeeper.v1.AdminService/WatchEvents',
+            pagekeeper_dot_v1_dot_admin__pb2.WatchEventsRequest.SerializeToString,
+            pagekeeper_dot_v1_dot_admin__pb2.WatchEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,27 +27,51 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """For operators, on the cache manager's own port; answers while no runner is alive."""
+    """For operators, on the cache manager's own port; answers while no runner is alive.
+    Whatever grows with the pool comes as a stream of slices: each is of one moment, the next one of a later moment.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetStats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]
+    WatchStats: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchStatsRequest, _admin_pb2.WatchStatsResponse]
+    """The numbers of GetStats, now and at each interval."""
+    ListSessions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]
+    ListSequences: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListSequencesRequest, _admin_pb2.ListSequencesResponse]
+    ListBlocks: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListBlocksRequest, _admin_pb2.ListBlocksResponse]
     Audit: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AuditRequest, _admin_pb2.AuditResponse]
     """Checks every invariant of the pool, in slices."""
+    Flush: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushRequest, _admin_pb2.FlushResponse]
+    """Makes cached blocks unfindable; blocks in use stay as they are."""
+    WatchEvents: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.WatchEventsResponse]
+    """Every change of what can be found by content. For operators only: it tells what was asked and answered."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """For operators, on the cache manager's own port; answers while no runner is alive."""
+    """For operators, on the cache manager's own port; answers while no runner is alive.
+    Whatever grows with the pool comes as a stream of slices: each is of one moment, the next one of a later moment.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]  # type: ignore[assignment]
+    WatchStats: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchStatsRequest, _admin_pb2.WatchStatsResponse]  # type: ignore[assignment]
+    """The numbers of GetStats, now and at each interval."""
+    ListSessions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    ListSequences: _aio.UnaryStreamMultiCallable[_admin_pb2.ListSequencesRequest, _admin_pb2.ListSequencesResponse]  # type: ignore[assignment]
+    ListBlocks: _aio.UnaryStreamMultiCallable[_admin_pb2.ListBlocksRequest, _admin_pb2.ListBlocksResponse]  # type: ignore[assignment]
     Audit: _aio.UnaryUnaryMultiCallable[_admin_pb2.AuditRequest, _admin_pb2.AuditResponse]  # type: ignore[assignment]
     """Checks every invariant of the pool, in slices."""
+    Flush: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushRequest, _admin_pb2.FlushResponse]  # type: ignore[assignment]
+    """Makes cached blocks unfindable; blocks in use stay as they are."""
+    WatchEvents: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.WatchEventsResponse]  # type: ignore[assignment]
+    """Every change of what can be found by content. For operators only: it tells what was asked and answered."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """For operators, on the cache manager's own port; answers while no runner is alive."""
+    """For operators, on the cache manager's own port; answers while no runner is alive.
+    Whatever grows with the pool comes as a stream of slices: each is of one moment, the next one of a later moment.
+    """
 
     @_abc_1.abstractmethod
     def GetStats(
@@ -57,11 +81,56 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.GetStatsResponse, _abc.Awaitable[_admin_pb2.GetStatsResponse]]: ...
 
     @_abc_1.abstractmethod
+    def WatchStats(
+        self,
+        request: _admin_pb2.WatchStatsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchStatsResponse], _abc.AsyncIterator[_admin_pb2.WatchStatsResponse]]:
+        """The numbers of GetStats, now and at each interval."""
+
+    @_abc_1.abstractmethod
+    def ListSessions(
+        self,
+        request: _admin_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListSessionsResponse, _abc.Awaitable[_admin_pb2.ListSessionsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListSequences(
+        self,
+        request: _admin_pb2.ListSequencesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ListSequencesResponse], _abc.AsyncIterator[_admin_pb2.ListSequencesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListBlocks(
+        self,
+        request: _admin_pb2.ListBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ListBlocksResponse], _abc.AsyncIterator[_admin_pb2.ListBlocksResponse]]: ...
+
+    @_abc_1.abstractmethod
     def Audit(
         self,
         request: _admin_pb2.AuditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AuditResponse, _abc.Awaitable[_admin_pb2.AuditResponse]]:
         """Checks every invariant of the pool, in slices."""
+
+    @_abc_1.abstractmethod
+    def Flush(
+        self,
+        request: _admin_pb2.FlushRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.FlushResponse, _abc.Awaitable[_admin_pb2.FlushResponse]]:
+        """Makes cached blocks unfindable; blocks in use stay as they are."""
+
+    @_abc_1.abstractmethod
+    def WatchEvents(
+        self,
+        request: _admin_pb2.WatchEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchEventsResponse], _abc.AsyncIterator[_admin_pb2.WatchEventsResponse]]:
+        """Every change of what can be found by content. For operators only: it tells what was asked and answered."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

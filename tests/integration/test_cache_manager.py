@@ -167,7 +167,7 @@ def test_no_manager_is_an_error_after_the_time_allowed(runtime_dir: Path, manage
 def test_a_second_manager_in_the_same_directory_is_refused(manager: ManagerProcess) -> None:
     second = _start(manager.runtime_dir.path, *POOL, "--admin-listen", "127.0.0.1:0")
     assert second.returncode == 2
-    assert second.stderr == f"runtime_dir: another cache manager serves {manager.runtime_dir.path}\n"
+    assert second.stderr == f"cache-manager: runtime_dir: another cache manager serves {manager.runtime_dir.path}\n"
     with closing(connect(manager)) as client:
         client.send(1, 0, [])
         assert client.receive(LIMIT_S) == []
@@ -180,7 +180,7 @@ def test_a_busy_port_is_one_line(runtime_dir: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = _start(runtime_dir, *POOL, "--admin-listen", address)
     assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1] == f"admin_listen: cannot listen on {address}; is it in use?"
+    assert ended.stderr.splitlines()[-1] == f"cache-manager: admin_listen: cannot listen on {address}; is it in use?"
     assert "Traceback" not in ended.stderr
 
 
@@ -188,7 +188,7 @@ def test_a_busy_port_is_one_line(runtime_dir: Path) -> None:
 def test_a_wrong_setting_is_one_line(runtime_dir: Path, flag: str, value: str) -> None:
     ended = _start(runtime_dir, "--admin-listen", "127.0.0.1:0", flag, value)
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"{flag[2:].replace('-', '_')}: ")
+    assert ended.stderr.startswith(f"cache-manager: {flag[2:].replace('-', '_')}: ")
     assert len(ended.stderr.splitlines()) == 1
 
 
@@ -196,4 +196,5 @@ def test_a_directory_that_is_open_to_others_is_refused(runtime_dir: Path) -> Non
     runtime_dir.chmod(0o750)
     ended = _start(runtime_dir, *POOL)
     assert ended.returncode == 2
-    assert ended.stderr == f"runtime_dir: {runtime_dir} must be a directory of this user with mode 0700\n"
+    problem = f"runtime_dir: {runtime_dir} must be a directory of this user with mode 0700"
+    assert ended.stderr == f"cache-manager: {problem}\n"

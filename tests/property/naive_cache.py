@@ -7,7 +7,8 @@ shared, copied, folded, evicted or granted anew at the wrong moment is noticed b
 from dataclasses import dataclass, field
 from typing import Any
 
-from cache_manager.tickets import LAPSE_AFTER_MESSAGES
+from cache_manager.events import BlocksRemoved, BlockStored, CacheEvent
+from pagekeeper.common.ids import BlockHash
 from pagekeeper.common.operations import BlockCopy, BlockRef, Operation, Result
 from tests.fakes.policy_session import BLOCK_SIZE, PolicySession
 
@@ -99,10 +100,32 @@ class NaiveMemory:
             assert self.slots[block][slot] == content, f"slot {slot} of block {block} is not what its reader computed"
 
 
+class NaiveIndex:
+    """What can be found by content, according to the events alone."""
+
+    def __init__(self) -> None:
+        self.hashes: set[BlockHash] = set()
+        self.last_number = 0
+
+    def listen(self, event: CacheEvent) -> None:
+        assert event.number == self.last_number + 1
+        self.last_number = event.number
+        match event:
+            case BlockStored(block_hash=block_hash, parent_hash=parent_hash, token_ids=token_ids):
+                assert len(token_ids) == BLOCK_SIZE
+                assert parent_hash is None or parent_hash in self.hashes, "what a sealed block follows is found as well"
+                assert block_hash not in self.hashes
+                self.hashes.add(block_hash)
+            case BlocksRemoved(block_hashes=block_hashes):
+                assert self.hashes.issuperset(block_hashes)
+                self.hashes.difference_update(block_hashes)
+
+
 class NaiveTickets:
     """Refused Opens in the order of their first attempts."""
 
-    def __init__(self) -> None:
+    def __init__(self, lapse_after: int) -> None:
+        self._lapse_after = lapse_after
         self._waiting: list[list[Any]] = []
 
     def may_try(self, sessions: list[NaiveSession], session: NaiveSession, sequence: int) -> bool:
@@ -129,7 +152,7 @@ class NaiveTickets:
         ]
 
     def _lapsed(self, sessions: list[NaiveSession], ticket: list[Any]) -> bool:
-        return self._messages_of_others(sessions, ticket[0]) - ticket[2] >= LAPSE_AFTER_MESSAGES
+        return self._messages_of_others(sessions, ticket[0]) - ticket[2] >= self._lapse_after
 
     @staticmethod
     def _messages_of_others(sessions: list[NaiveSession], session: NaiveSession) -> int:

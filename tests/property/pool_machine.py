@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from cache_manager.tickets import OpenTickets
 from pagekeeper.common.operations import (
     BlockCopy,
     Extend,
@@ -22,10 +23,12 @@ from pagekeeper.common.operations import (
     Shortage,
 )
 from tests.fakes.policy_session import BLOCK_SIZE, PolicySession, tiny_policy
-from tests.property.naive_cache import Content, NaiveMemory, NaiveSequence, NaiveSession, NaiveTickets, Step
+from tests.property.naive_cache import Content, NaiveIndex, NaiveMemory, NaiveSequence, NaiveSession, NaiveTickets, Step
 
 NUM_BLOCKS = 8
 WATERMARK = 1
+LAPSE_AFTER = 12
+"""So few messages that some tickets lapse within an example."""
 MOST_BLOCKS = NUM_BLOCKS - 1 - WATERMARK
 
 TOKEN = st.integers(0, 1)
@@ -51,7 +54,10 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.policy = tiny_policy(NUM_BLOCKS)
         self.memory = NaiveMemory(NUM_BLOCKS)
-        self.tickets = NaiveTickets()
+        self.tickets = NaiveTickets(LAPSE_AFTER)
+        self.policy._tickets = OpenTickets(LAPSE_AFTER)
+        self.index = NaiveIndex()
+        self.policy.listen(self.index.listen)
         self.sessions = [NaiveSession(PolicySession(self.policy)) for _ in range(2)]
         self.ended: list[NaiveSession] = []
         self.limbo: list[tuple[list[NaiveSession], set[int]]] = []
@@ -288,6 +294,15 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.send(session, Release(name)) == Released()
             self.after_message(session)
 
+    @rule(odds=ONE_IN_FOUR)
+    def flush(self, odds: int) -> None:
+        if odds:
+            return
+        num_cached = self.policy.stats().pool.cached_blocks
+        assert sum(self.policy.flush()) == num_cached
+        in_use = self.in_use()
+        self.findable = {content: block for content, block in self.findable.items() if block in in_use}
+
     # Steps
 
     @BUSY
@@ -376,7 +391,10 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def the_policy_and_the_model_agree(self) -> None:
         assert self.policy.check_integrity() == []
+        assert self.policy._pool.prefix_cache._blocks.keys() == self.index.hashes
         stats = self.policy.stats()
+        assert stats.counters.events == self.index.last_number
+        assert stats.pool.cached_blocks == len(set(self.findable.values()) - self.in_use())
         assert stats.pool.free_blocks == self.num_free()
         sequences = [
             sequence for session in (*self.sessions, *self.superseded()) for sequence in session.sequences.values()

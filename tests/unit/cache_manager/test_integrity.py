@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cache_manager import sessions
+from cache_manager import state
 from cache_manager.block import BlockState
 from cache_manager.block_pool import BlockPool
 from pagekeeper.common.ids import BlockHash, BlockId
@@ -127,7 +127,7 @@ def test_a_damaged_pool_is_not_clean(damage: Damage) -> None:
 
 
 def test_an_audit_goes_slice_by_slice_while_messages_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_AUDIT_SLICE_BLOCKS", 4)
+    monkeypatch.setattr(state, "SLICE_BLOCKS", 4)
     session = PolicySession(tiny_policy(16))
     num_slices = 0
     for violations in session.policy.audit():

@@ -9,6 +9,7 @@ import pytest
 
 from cache_manager import service, wire
 from cache_manager.admin import AdminService
+from cache_manager.event_feed import EventFeed
 from cache_manager.memory.memfd import MemfdPool
 from cache_manager.service import CacheService
 from pagekeeper.common.operations import StepMessage
@@ -40,11 +41,12 @@ async def channel(runtime_dir: Path, request: pytest.FixtureRequest) -> AsyncIte
     """To a server whose policy is broken, if a parameter says so."""
     policy = BrokenPolicy() if getattr(request, "param", None) == "broken" else tiny_policy(8)
     memory = MemfdPool(1 << 16, preallocate=False)
-    carrier = CacheService(policy, memory)
+    carrier = CacheService(policy, memory, "start")
     carrier.runner_connected(Connection())
     server = grpc.aio.server()
     cache_pb2_grpc.add_CacheServiceServicer_to_server(carrier, server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(policy, "memfd", 0.0, "0"), server)
+    admin = AdminService(policy, EventFeed(policy), "memfd", "start", 0.0, "0")
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     target = unix_target(runtime_dir / "cache.sock")
     server.add_insecure_port(target)
     await server.start()
