@@ -21,8 +21,9 @@ from model_runner.config import RunnerSettings
 from model_runner.device import CpuDevice
 from model_runner.engine import Engine, StepCost
 from model_runner.model.load import LoadedModel, load_decoder
-from model_runner.scheduler import Output, Scheduler, SchedulerLimits
+from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.service import RunnerInfo, RunnerService
+from model_runner.step import Output
 from pagekeeper.common.errors import ConfigurationError
 from pagekeeper.common.logging import configure_logging
 from pagekeeper.common.process import run_process
