@@ -9,6 +9,7 @@
 Every error is one of pagekeeper.common.errors, named by who must act.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -192,19 +193,62 @@ class AdminClient(_Connection):
 
     def stats(self) -> dict[str, Any]:
         """The numbers of GetStats, as nested dictionaries with the field names of admin.proto."""
-        stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+        with self._errors():
+            return _plain(self._stub.GetStats(admin_pb2.GetStatsRequest(), timeout=_ADMIN_TIMEOUT_S))
+
+    def watch_stats(self, interval_s: float = 1.0) -> Iterator[dict[str, Any]]:
+        """The numbers of `stats`, now and every `interval_s` seconds (0.1 to 3600), for as long as one iterates."""
+        call = self._stub.WatchStats(admin_pb2.WatchStatsRequest(interval_seconds=interval_s))
         try:
-            return _plain(stub.GetStats(admin_pb2.GetStatsRequest(), timeout=_ADMIN_TIMEOUT_S))
-        except grpc.RpcError as error:
-            raise to_error(error, self._server) from error
+            with self._errors():
+                for response in call:
+                    yield _plain(response.stats)
+        finally:
+            call.cancel()
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The attached runners, with the field names of SessionInfo."""
+        with self._errors():
+            response = self._stub.ListSessions(admin_pb2.ListSessionsRequest(), timeout=_ADMIN_TIMEOUT_S)
+            return [_plain(session) for session in response.sessions]
+
+    def sequences(self, *, with_block_tables: bool = False) -> list[dict[str, Any]]:
+        """The open sequences, with the field names of SequenceInfo."""
+        request = admin_pb2.ListSequencesRequest(with_block_tables=with_block_tables)
+        with self._errors():
+            slices = self._stub.ListSequences(request, timeout=_ADMIN_TIMEOUT_S)
+            return [_plain(sequence) for part in slices for sequence in part.sequences]
+
+    def blocks(self) -> list[dict[str, Any]]:
+        """Every block but the null block, with the field names of BlockInfo; `state` is a word, such as "sealed"."""
+        with self._errors():
+            slices = self._stub.ListBlocks(admin_pb2.ListBlocksRequest(), timeout=_ADMIN_TIMEOUT_S)
+            return [_plain(block) | {"state": _word(block.state)} for part in slices for block in part.blocks]
 
     def audit(self) -> list[str]:
         """One sentence for each broken invariant of the pool; empty when all hold."""
-        stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+        with self._errors():
+            return list(self._stub.Audit(admin_pb2.AuditRequest(), timeout=_ADMIN_TIMEOUT_S).violations)
+
+    def flush(self) -> int:
+        """Make what is cached unfindable, except what is in use; returns how many blocks that were."""
+        with self._errors():
+            return int(self._stub.Flush(admin_pb2.FlushRequest(), timeout=_ADMIN_TIMEOUT_S).flushed_blocks)
+
+    @property
+    def _stub(self) -> "admin_pb2_grpc.AdminServiceStub":
+        return admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            return list(stub.Audit(admin_pb2.AuditRequest(), timeout=_ADMIN_TIMEOUT_S).violations)
+            yield
         except grpc.RpcError as error:
             raise to_error(error, self._server) from error
+
+
+def _word(state: "admin_pb2.BlockState.ValueType") -> str:
+    return admin_pb2.BlockState.Name(state).removeprefix("BLOCK_STATE_").lower()
 
 
 def _set_prompt(request: generate_pb2.GenerateRequest, prompt: str | Sequence[int] | Sequence[Message]) -> None:

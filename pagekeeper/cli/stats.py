@@ -1,7 +1,6 @@
 """`pagekeeper stats`: the cache manager's numbers as a table, live, or as JSON."""
 
 import json
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +9,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 ADMIN = "127.0.0.1:50052"
-_INTERVAL_S = 1.0
 
 
 def stats(
@@ -26,18 +24,19 @@ def stats(
 
     console = Console()
     with AdminClient(server) as admin:
-        if as_json:
-            print(json.dumps(admin.stats(), indent=None if watch else 2), flush=True)
-            while watch:
-                time.sleep(_INTERVAL_S)
-                print(json.dumps(admin.stats()), flush=True)
-        elif watch:
-            with Live(stats_table(admin.stats()), console=console, auto_refresh=False) as live:
-                while True:
-                    time.sleep(_INTERVAL_S)
-                    live.update(stats_table(admin.stats()), refresh=True)
+        if not watch:
+            numbers = admin.stats()
+            if as_json:
+                print(json.dumps(numbers, indent=2))
+            else:
+                console.print(stats_table(numbers))
+        elif as_json:
+            for numbers in admin.watch_stats():
+                print(json.dumps(numbers), flush=True)
         else:
-            console.print(stats_table(admin.stats()))
+            with Live(console=console, auto_refresh=False) as live:
+                for numbers in admin.watch_stats():
+                    live.update(stats_table(numbers), refresh=True)
 
 
 def stats_table(numbers: dict[str, Any]) -> "RenderableType":

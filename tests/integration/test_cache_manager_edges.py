@@ -17,8 +17,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 from cache_manager import wire
 from cache_manager.client import CacheClient
 from cache_manager.handover import HELLO, HandoverClient
-from pagekeeper.common.errors import ConfigurationError
-from pagekeeper.common.operations import BlockRef, Extend, Fork, Opened, Seal
+from pagekeeper.client import AdminClient
+from pagekeeper.common.errors import CannotConnectError, ConfigurationError, InvalidRequestError
+from pagekeeper.common.operations import BlockRef, Extend, Fork, Opened, Release, Seal
 from pagekeeper.common.sockets import unix_target
 from pagekeeper.v1 import admin_pb2, cache_pb2, cache_pb2_grpc
 from tests.fakes.local_cache import FINGERPRINT, TINY_LAYOUT
@@ -168,6 +169,42 @@ def test_statistics_travel_whole(manager: ManagerProcess) -> None:
             os.getpid(),
         )
         assert manager.audit().checked_blocks == NUM_BLOCKS - 1
+
+
+def test_the_client_lists_flushes_and_watches(manager: ManagerProcess) -> None:
+    with closing(connect(manager, "runner-a")) as runner, AdminClient(manager.admin_listen) as admin:
+        runner.send(1, 0, [opening(1, tokens(2.5)), opening(2, tokens(1, base=50))])
+        first, second = runner.receive(LIMIT_S)
+        seals = [Seal(1, tokens(2), first.blocks[:2]), Seal(2, tokens(1, base=50), second.blocks)]
+        runner.send(2, 1, [*seals, Release(2)])
+        runner.send(3, 3, [])
+        runner.receive(LIMIT_S)
+        runner.receive(LIMIT_S)
+        watched = admin.watch_stats(interval_s=0.1)
+        assert next(watched)["pool"] == admin.stats()["pool"]
+        assert [session["sequences"] for session in admin.sessions()] == [1]
+        (sequence,) = admin.sequences(with_block_tables=True)
+        assert sequence["block_table"] == [ref.id for ref in first.blocks]
+        states = [block["state"] for block in admin.blocks()]
+        assert len(states) == NUM_BLOCKS - 1
+        assert [states.count(word) for word in ("sealed", "leased", "free", "quarantined")] == [2, 1, NUM_BLOCKS - 4, 0]
+        assert admin.flush() == 1
+        while next(watched)["pool"]["cached_blocks"]:
+            pass
+        watched.close()
+        with pytest.raises(InvalidRequestError, match="interval_seconds: must be from"):
+            next(admin.watch_stats(interval_s=0.01))
+
+
+def test_a_watcher_learns_that_the_manager_stops(manager: ManagerProcess) -> None:
+    with AdminClient(manager.admin_listen) as admin:
+        watched = admin.watch_stats(interval_s=0.1)
+        next(watched)
+        manager.process.terminate()
+        with pytest.raises(CannotConnectError):
+            for _ in watched:
+                pass
+    assert manager.process.wait(LIMIT_S) == 0
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])

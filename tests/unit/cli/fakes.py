@@ -40,6 +40,13 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     def GetStats(self, request: admin_pb2.GetStatsRequest, context: grpc.ServicerContext) -> admin_pb2.GetStatsResponse:
         return self.stats
 
+    def WatchStats(
+        self, request: admin_pb2.WatchStatsRequest, context: grpc.ServicerContext
+    ) -> Iterator[admin_pb2.WatchStatsResponse]:
+        for _ in range(2):
+            yield admin_pb2.WatchStatsResponse(stats=self.stats)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "the cache manager is gone")
+
     def Audit(self, request: admin_pb2.AuditRequest, context: grpc.ServicerContext) -> admin_pb2.AuditResponse:
         return self.audit
 

@@ -148,6 +148,14 @@ def test_stats_are_a_table_for_people(pagekeeper: Any) -> None:
     assert "runner r0" in out
 
 
+def test_stats_are_watched_until_the_server_is_gone(pagekeeper: Any) -> None:
+    numbers = admin_pb2.GetStatsResponse(pool=admin_pb2.PoolStats(total_blocks=1024))
+    with serving(admin=FakeAdmin(numbers, admin_pb2.AuditResponse())) as address:
+        code, out, err = pagekeeper("stats", "--watch", "--json", "--server", address)
+    assert [json.loads(line)["pool"]["total_blocks"] for line in out.splitlines()] == [1024, 1024]
+    assert (code, err) == (3, f"pagekeeper: cannot connect to {address}; `pagekeeper up` starts a server\n")
+
+
 def test_the_command_line_starts_without_grpc_and_torch() -> None:
     program = "import sys, pagekeeper.cli.main; print([m for m in ('torch', 'grpc', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
