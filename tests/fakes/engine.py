@@ -48,11 +48,12 @@ class EngineUnderTest:
         max_batch_tokens: int,
         max_sequences: int,
         cache_type: type[LocalCache],
+        pool: LocalPool | None,
     ) -> None:
         layout = model.kv_layout(BLOCK_SIZE)
         self.caches: list[LocalCache] = []
         self._cache_type = cache_type
-        self._new_pool = lambda: LocalPool(num_blocks, layout)
+        self._new_pool = lambda: pool or LocalPool(num_blocks, layout)
         self.scheduler = Scheduler(SchedulerLimits(BLOCK_SIZE, max_batch_tokens, max_sequences))
         self.engine = Engine(
             self.scheduler,
@@ -137,8 +138,10 @@ def running_engine(
     max_batch_tokens: int = 64,
     max_sequences: int = 64,
     cache_type: type[LocalCache] = LocalCache,
+    pool: LocalPool | None = None,
 ) -> Iterator[EngineUnderTest]:
-    under_test = EngineUnderTest(model, num_blocks, max_batch_tokens, max_sequences, cache_type)
+    """An engine on a pool of its own with `num_blocks` blocks, or on `pool`, which others may share."""
+    under_test = EngineUnderTest(model, num_blocks, max_batch_tokens, max_sequences, cache_type, pool)
 
     def body() -> None:
         try:

@@ -1,6 +1,7 @@
 """An `Exchange` within the process: the real policy over real memory, without sockets and without a second process."""
 
 import mmap
+import threading
 from collections import deque
 
 from cache_manager.client import CacheConnectionLost, Exchange, Fingerprint, Granted
@@ -13,13 +14,17 @@ FINGERPRINT = Fingerprint(model_config="tiny", weights="random", compute_dtype="
 
 
 class LocalPool:
-    """What the cache manager's process would own: `num_blocks` blocks (the null block included) and their policy."""
+    """What the cache manager's process would own: `num_blocks` blocks (the null block included) and their policy.
+
+    Runners on several threads may share it: `lock` is what the manager's one event loop is to them.
+    """
 
     def __init__(self, num_blocks: int, layout: KvLayout = TINY_LAYOUT, fingerprint: Fingerprint = FINGERPRINT) -> None:
         self.layout = layout
         self.fingerprint = fingerprint
         self.memory = mmap.mmap(-1, num_blocks * layout.block_bytes)
         self.policy = CachePolicy(num_blocks * layout.block_bytes)
+        self.lock = threading.Lock()
 
     def attach(self, runner_id: str = "runner") -> "LocalCache":
         """A new session; several of them share the pool."""
@@ -56,7 +61,8 @@ class LocalCache(Exchange):
         self._number += 1
         message = StepMessage(self._number, step, completed_step, operations)
         try:
-            self._answers.append(self.pool.policy.apply(self._attachment.epoch, message))
+            with self.pool.lock:
+                self._answers.append(self.pool.policy.apply(self._attachment.epoch, message))
         except ProtocolViolation as violation:
             self.lose(str(violation))
 
@@ -78,7 +84,8 @@ class LocalCache(Exchange):
         self._lost = None
 
     def close(self) -> None:
-        self.pool.policy.detach(self._attachment.epoch)
+        with self.pool.lock:
+            self.pool.policy.detach(self._attachment.epoch)
         self._lost = "closed"
 
     def lose(self, reason: str = "the stream broke") -> None:
@@ -88,4 +95,5 @@ class LocalCache(Exchange):
     def _attach(self, supersedes: Attachment | None = None) -> Attachment:
         pool = self.pool
         older = supersedes.epoch if supersedes else None
-        return pool.policy.attach(self._runner_id, 0, pool.layout, pool.fingerprint, now=0.0, supersedes=older)
+        with pool.lock:
+            return pool.policy.attach(self._runner_id, 0, pool.layout, pool.fingerprint, now=0.0, supersedes=older)

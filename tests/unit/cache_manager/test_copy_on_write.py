@@ -2,6 +2,12 @@
 
 from hashlib import sha256
 
+import pytest
+import torch
+
+from kernels.interface import AttentionBatch
+from kernels.select import select_kernels
+from model_runner.device import view_pool
 from pagekeeper.common.operations import BlockRef, Extend, Extended, Fork
 from tests.fakes.local_cache import TINY_LAYOUT, LocalCache, LocalPool
 from tests.fakes.policy_session import opening, tokens
@@ -38,3 +44,37 @@ def test_case_24_writing_a_fork_leaves_the_parents_bytes_alone() -> None:
         _write(cache, block, b"\xff" * BLOCK_BYTES)
     assert sha256(_bytes(cache, parent)).digest() == before
     assert cache.pool.policy.check_integrity() == []
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_case_24_writing_a_fork_by_the_kernels_leaves_the_parents_bytes_alone(backend: str) -> None:
+    """Case 24, with the copy kernel: fork mid-block, write the child; the child has the parent's first tokens."""
+    cache = LocalPool(12).attach()
+    kernels = select_kernels(backend)
+    pool = view_pool(cache.memory, TINY_LAYOUT, cache.granted.num_blocks)
+
+    def store(table: list[BlockRef], first: int, last: int) -> None:
+        size = TINY_LAYOUT.block_size
+        slots = [table[position // size].id * size + position % size for position in range(first, last)]
+        block_table = torch.tensor([[block.id for block in table]])
+        batch = AttentionBatch(torch.tensor(slots), block_table, [last - first], [last], int(last - first == 1))
+        attention = kernels.prepare_attention(batch, pool, 0.5, None)
+        for layer in range(TINY_LAYOUT.num_layers):
+            attention.store(layer, torch.randn(last - first, 2, TINY_LAYOUT.num_kv_heads, TINY_LAYOUT.head_dim))
+
+    cache.send(1, 0, [opening(1, tokens(1.5))])
+    parent = cache.receive(0)[0].blocks
+    store(parent, 0, 12)
+    before = sha256(_bytes(cache, parent)).digest()
+
+    cache.send(2, 1, [Fork(1, 12, [2]), Extend(2, 20)])
+    _, extended = cache.receive(0)
+    (copy,) = extended.copies
+    kernels.copy_blocks(pool, [copy.source.id], [copy.destination.id])
+    child = [parent[0], copy.destination, *extended.blocks]
+    assert torch.equal(pool[child[1].id, ..., :4, :], pool[parent[1].id, ..., :4, :])
+    for position in range(12, 20):
+        store(child, position, position + 1)
+    assert sha256(_bytes(cache, parent)).digest() == before
+    assert pool[child[1].id, ..., 4:, :].count_nonzero() > 0
+    assert torch.equal(pool[child[1].id, ..., :4, :], pool[parent[1].id, ..., :4, :])
