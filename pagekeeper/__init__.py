@@ -2,11 +2,63 @@
 
 from typing import TYPE_CHECKING, Any
 
+from pagekeeper.common.errors import (
+    BugError,
+    CannotConnectError,
+    DeadlineError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    OverloadedError,
+    PagekeeperError,
+    RequestError,
+    SlowReaderError,
+    TryAgainError,
+    UnavailableError,
+    UnknownModelError,
+)
+
 if TYPE_CHECKING:
-    from pagekeeper.client import AdminClient, Client, Delta, Message, Usage
+    from pagekeeper.client import (
+        AdminClient,
+        Answer,
+        AsyncAnswer,
+        AsyncClient,
+        Candidate,
+        Client,
+        Delta,
+        Message,
+        ModelInfo,
+        Resume,
+        Usage,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["AdminClient", "Client", "Delta", "Message", "Usage", "__version__"]
+__all__ = [
+    "AdminClient",
+    "Answer",
+    "AsyncAnswer",
+    "AsyncClient",
+    "BugError",
+    "Candidate",
+    "CannotConnectError",
+    "Client",
+    "DeadlineError",
+    "Delta",
+    "DuplicateRequestError",
+    "InvalidRequestError",
+    "Message",
+    "ModelInfo",
+    "OverloadedError",
+    "PagekeeperError",
+    "RequestError",
+    "Resume",
+    "SlowReaderError",
+    "TryAgainError",
+    "UnavailableError",
+    "UnknownModelError",
+    "Usage",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - the type of each name is declared above

@@ -1,9 +1,10 @@
 """A failed call as one of pagekeeper.common.errors; the other way round is gateway/errors.py."""
 
+import re
 from typing import TypeVar, cast
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -16,6 +17,7 @@ from pagekeeper.common.errors import (
     InvalidRequestError,
     OverloadedError,
     PagekeeperError,
+    RequestError,
     SlowReaderError,
     UnavailableError,
     UnknownModelError,
@@ -23,17 +25,25 @@ from pagekeeper.common.errors import (
 
 M = TypeVar("M", bound=Message)
 
+# What gRPC itself says of a message over the limit of either side, which no handler has seen.
+_TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\.? (\d+)\)")
+# Where a server says that it is exhausted, but not for how long.
+_RETRY_AFTER_S = 1.0
 
-def to_error(error: grpc.RpcError, server: str, tokens_received: int = 0) -> PagekeeperError:
+
+def to_error(
+    error: grpc.RpcError, server: str, *, has_begun: bool = False, tokens_received: int = 0
+) -> PagekeeperError:
     """The error that says who must act.
 
     Args:
         error: a failed call: what the gRPC stubs raise.
         server: the address that was called, for the message.
-        tokens_received: how much of the answer had come.
+        has_begun: whether part of the answer had come.
+        tokens_received: how much of the answer the client has, resumed tokens included.
     """
-    code, text = error.code(), error.details() or ""
-    status = rpc_status.from_call(cast("grpc.Call", error)) or status_pb2.Status()
+    code, text = error.code(), " ".join((error.details() or "").split())
+    status = _rich_status(error)
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT:
             violations = _detail(status, error_details_pb2.BadRequest).field_violations
@@ -43,21 +53,44 @@ def to_error(error: grpc.RpcError, server: str, tokens_received: int = 0) -> Pag
             return UnknownModelError(text)
         case grpc.StatusCode.ALREADY_EXISTS:
             return DuplicateRequestError(text)
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+            return RequestError(f"{server} does not allow this: {text}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            retry = _detail(status, error_details_pb2.RetryInfo)
-            if not retry.HasField("retry_delay"):
-                return SlowReaderError(text)
-            return OverloadedError(text, retry.retry_delay.ToTimedelta().total_seconds())
+            return _exhausted(text, status)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError("the answer took longer than allowed; allow more time or ask for fewer tokens")
-        case grpc.StatusCode.UNAVAILABLE if tokens_received or _detail(status, error_details_pb2.ErrorInfo).reason:
+        case grpc.StatusCode.UNAVAILABLE if has_begun or _detail(status, error_details_pb2.ErrorInfo).reason:
             return UnavailableError(text, tokens_received)
         case grpc.StatusCode.UNAVAILABLE:
             return CannotConnectError(f"cannot connect to {server}; `pagekeeper up` starts a server")
+        case grpc.StatusCode.CANCELLED:
+            return UnavailableError(f"the call was ended before its answer: {text}", tokens_received)
         case grpc.StatusCode.UNIMPLEMENTED:
             return CannotConnectError(f"{server} does not offer this; the gateway generates, the admin port has stats")
         case _:
             return BugError(f"{code.name}: {text}")
+
+
+def _exhausted(text: str, status: status_pb2.Status) -> PagekeeperError:
+    too_large = _TOO_LARGE.search(text)
+    if too_large:
+        size, limit = (int(number) for number in too_large.groups())
+        return InvalidRequestError(
+            FieldViolation("request", f"a message of {size:,} bytes; at most {limit:,} are taken")
+        )
+    if _detail(status, error_details_pb2.ErrorInfo).reason == "SLOW_READER":
+        return SlowReaderError(text)
+    retry = _detail(status, error_details_pb2.RetryInfo)
+    is_known = retry.HasField("retry_delay")
+    return OverloadedError(text, retry.retry_delay.ToTimedelta().total_seconds() if is_known else _RETRY_AFTER_S)
+
+
+def _rich_status(error: grpc.RpcError) -> status_pb2.Status:
+    """The google.rpc status of a failed call; empty when there is none, or one that contradicts the call's."""
+    try:
+        return rpc_status.from_call(cast("grpc.Call", error)) or status_pb2.Status()
+    except (ValueError, DecodeError):
+        return status_pb2.Status()
 
 
 def _detail(status: status_pb2.Status, kind: type[M]) -> M:

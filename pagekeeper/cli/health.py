@@ -16,6 +16,6 @@ def health(
     from pagekeeper.client import Client
 
     with Client(server) as client:
-        if not client.serving():
+        if not client.health():
             raise UnavailableError(f"{server} answers but cannot serve now; its log says why")
     print("SERVING")

@@ -78,6 +78,7 @@ VIOLATION = error_details_pb2.BadRequest(
 )
 RETRY = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1, nanos=500_000_000))
 DRAINING = error_details_pb2.ErrorInfo(reason="DRAINING")
+SLOW = error_details_pb2.ErrorInfo(reason="SLOW_READER")
 CODE = grpc.StatusCode
 
 
@@ -89,7 +90,7 @@ CODE = grpc.StatusCode
         (failure(CODE.NOT_FOUND, "no model m"), errors.UnknownModelError, "no model m"),
         (failure(CODE.ALREADY_EXISTS, "in use"), errors.DuplicateRequestError, "in use"),
         (failure(CODE.RESOURCE_EXHAUSTED, "queue full", RETRY), errors.OverloadedError, "queue full"),
-        (failure(CODE.RESOURCE_EXHAUSTED, "read faster"), errors.SlowReaderError, "read faster"),
+        (failure(CODE.RESOURCE_EXHAUSTED, "read faster", SLOW), errors.SlowReaderError, "read faster"),
         (failure(CODE.UNAVAILABLE, "draining", DRAINING), errors.UnavailableError, "draining"),
         (failure(CODE.DEADLINE_EXCEEDED, "late"), errors.DeadlineError, "allow more time"),
         (failure(CODE.INTERNAL, "error id 7"), errors.BugError, "INTERNAL: error id 7"),

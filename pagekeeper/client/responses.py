@@ -1,0 +1,126 @@
+"""From response messages to values, and the state of an answer that grows: all that needs no I/O."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from pagekeeper.client.values import Candidate, Delta, ModelInfo, Resume, Usage
+from pagekeeper.common.errors import PagekeeperError
+from pagekeeper.status import to_error
+from pagekeeper.v1 import generate_pb2, types_pb2
+
+_FINISH_REASONS: dict[int, str | None] = {
+    types_pb2.FINISH_REASON_UNSPECIFIED: None,
+    types_pb2.FINISH_REASON_STOP: "stop",
+    types_pb2.FINISH_REASON_LENGTH: "length",
+}
+# A newer server may know more; the candidate has ended all the same.
+_UNKNOWN_FINISH_REASON = "other"
+
+
+class _Call(Protocol):
+    def cancel(self) -> bool | None: ...
+
+
+class BaseAnswer:
+    """The state of one request's answer; how its messages are read is up to `Answer` and `AsyncAnswer`.
+
+    Closing an answer ends the request: `close()`, leaving a `with` block over it or a loop over it, dropping it. An
+    answer that was closed early ends where it is, without a finish reason and usage.
+
+    Attributes:
+        request_id: the request's own, else the server's choice; empty until the first delta then.
+        seed: the seed in use; None until the first delta.
+        candidates: by index, as far as they have come.
+        usage: token counts; None until the last delta has come.
+    """
+
+    def __init__(self, call: _Call, request: generate_pb2.GenerateRequest, server: str) -> None:
+        self._cancellable = call
+        self._server = server
+        self._is_closed = False
+        self._has_begun = False
+        self._pending: deque[Delta] = deque()
+        self._resumed = {candidate.index: list(candidate.token_ids) for candidate in request.resume.candidates}
+        self.request_id = request.request_id
+        self.seed: int | None = request.resume.seed if request.HasField("resume") else None
+        self.candidates: dict[int, Candidate] = {}
+        self.usage: Usage | None = None
+
+    @property
+    def received(self) -> Resume | None:
+        """What `generate` needs as `resume` to go on after this answer, what it resumed included; None: nothing yet."""
+        if self.seed is None:
+            return None
+        count = max([*self._resumed, *self.candidates], default=-1) + 1
+        return Resume(self.seed, [self._token_ids(index) for index in range(count)])
+
+    def close(self) -> None:
+        """End the request, if it runs, and every loop over the answer."""
+        self._is_closed = True
+        self._cancellable.cancel()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _token_ids(self, index: int) -> list[int]:
+        new = self.candidates[index].token_ids if index in self.candidates else []
+        return [*self._resumed.get(index, []), *new]
+
+    def _take(self, response: generate_pb2.GenerateResponse) -> None:
+        """Take in one message; its deltas wait in `_pending`."""
+        self._has_begun = True
+        self.request_id = response.request_id or self.request_id
+        if response.HasField("seed"):
+            self.seed = response.seed
+        if response.HasField("usage"):
+            self.usage = _usage(response.usage)
+        for message in response.deltas:
+            delta = _delta(message)
+            candidate = self.candidates.setdefault(delta.index, Candidate(delta.index))
+            candidate.text += delta.text
+            candidate.token_ids += delta.token_ids
+            candidate.finish_reason = delta.finish_reason
+            self._pending.append(delta)
+
+    def _in_order(self) -> list[Candidate]:
+        return [candidate for _, candidate in sorted(self.candidates.items())]
+
+    def _tokens_received(self) -> int:
+        return sum(map(len, self._resumed.values())) + sum(len(c.token_ids) for c in self.candidates.values())
+
+    def _failure(self, error: grpc.RpcError) -> PagekeeperError:
+        return to_error(error, self._server, has_begun=self._has_begun, tokens_received=self._tokens_received())
+
+
+def first_text(candidates: list[Candidate]) -> str:
+    """The text of the first candidate."""
+    return candidates[0].text if candidates else ""
+
+
+def models(infos: Iterable[generate_pb2.ModelInfo]) -> list[ModelInfo]:
+    """What ListModels answers."""
+    return [ModelInfo(info.name, info.vocab_size, info.max_context_length) for info in infos]
+
+
+def is_serving(response: health_pb2.HealthCheckResponse) -> bool:
+    """What the health service answers."""
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _delta(message: generate_pb2.CandidateDelta) -> Delta:
+    finish_reason = _FINISH_REASONS.get(message.finish_reason, _UNKNOWN_FINISH_REASON)
+    return Delta(message.index, message.position, list(message.token_ids), message.text, finish_reason)
+
+
+def _usage(message: types_pb2.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+        resumed_tokens=message.resumed_tokens,
+        recomputed_tokens=message.recomputed_tokens,
+        completion_tokens=message.completion_tokens,
+    )
