@@ -1,0 +1,25 @@
+"""Whatever becomes of requests, nothing of them stays."""
+
+from bench.promise import Outcome, Promise, Workbench
+from pagekeeper.cli.server import Server
+from tests.leaks import check_that_nothing_leaks, environment
+from tests.models import write_tiny_model
+
+
+def leaves_nothing_behind(bench: Workbench) -> Outcome:
+    folder = bench.folder / "leaks"
+    model = write_tiny_model(folder / "tiny", max_position_embeddings=2048)
+    flags = ("--model", str(model), "--pool-size", "2MiB")
+    with Server(*flags, log=folder / "log", environment=environment(folder)) as server:
+        ends = check_that_nothing_leaks(server, folder)
+    early = ends.total() - ends["finished"]
+    figure = f"{ends.total()} requests, {early} of them ended early: nothing is left of them"
+    return Outcome(figure, "nothing", passed=True)
+
+
+PROMISES = [
+    Promise(
+        "1,000 requests cancelled at every phase leave no block, sequence, task, thread or descriptor (tiny model)",
+        leaves_nothing_behind,
+    )
+]
