@@ -1,17 +1,26 @@
 """Several runners on one small pool: all of them get on, whoever came first is served first, and nothing is lost."""
 
 import random
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from cache_manager.sessions import CachePolicy
 from model_runner.model.load import LoadedModel
+from pagekeeper.cli.server import Server
+from pagekeeper.client import AdminClient, Client
 from pagekeeper.common.ids import Epoch, SequenceId
 from pagekeeper.common.operations import Open, Opened, Release, Result, Shortage, StepMessage
+from tests.conftest import check_nothing_is_left
 from tests.fakes.engine import BLOCK_SIZE, DEADLINE_S, EngineUnderTest, load_tiny, running_engine
 from tests.fakes.local_cache import LocalPool
+from tests.fakes.manager import LIMIT_S, wait_until
 from tests.models import write_tiny_model
 
 
@@ -154,3 +163,55 @@ def test_when_one_runner_ends_in_the_middle_the_other_gets_its_blocks(model: Loa
                 leaver.steps.get(timeout=DEADLINE_S)
         assert all(len(tokens) == 40 for tokens in survivor.wait(*kept))
         settle(pool)
+
+
+@pytest.fixture
+def second_runner(runtime_dir: Path, tiny_model: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Start another runner in `runtime_dir`, beside that of the server there."""
+    with ExitStack() as runners:
+
+        def start() -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", "model_runner", "--name", "second", "--threads", "1"]
+            command += ["--runtime-dir", str(runtime_dir), "--model", str(tiny_model)]
+            process = runners.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+            runners.callback(process.kill)
+            return process
+
+        yield start
+
+
+def test_two_real_runners_on_one_real_pool_serve_one_gateway(
+    start_server: Callable[..., Server],
+    second_runner: Callable[[], subprocess.Popen[bytes]],
+    runtime_dir: Path,
+) -> None:
+    server = start_server("--pool-size", "512KiB", "--runtime-dir", str(runtime_dir))
+    process = second_runner()
+    with AdminClient(server.admin) as admin:
+        wait_until(lambda: len(admin.sessions()) == 2)
+
+        def ask(number: int, max_tokens: int = 100) -> list[int]:
+            with Client(server.address) as client:
+                prompt = prompt_of(60, seed=number % 8)
+                answer = client.generate(prompt, temperature=0.0, max_tokens=max_tokens, ignore_eos=True, timeout_s=60)
+                return [token_id for delta in answer for token_id in delta.token_ids]
+
+        def both_are_asked() -> bool:
+            list(threads.map(lambda number: ask(number, max_tokens=2), range(4)))
+            return all(session["number"] for session in admin.sessions())
+
+        # Together they need 160 blocks of 63. Each prompt is asked twice and has one answer, whoever gives it.
+        with ThreadPoolExecutor(16) as threads:
+            wait_until(both_are_asked)
+            answers = list(threads.map(ask, range(16)))
+        assert [len(answer) for answer in answers] == [100] * 16
+        assert answers[:8] == answers[8:]
+        assert admin.stats()["ops"]["shortages"] > 0
+        assert min(session["number"] for session in admin.sessions()) > 50
+        check_nothing_is_left(server)
+
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+        wait_until(lambda: len(admin.sessions()) == 1)
+        assert ask(0) == answers[0]
+    check_nothing_is_left(server)
