@@ -10,7 +10,7 @@ from pagekeeper.common.settings import Settings
 class GatewaySettings(Settings):
     """Settings of the gateway process."""
 
-    model: Path = Field(description="Model directory with tokenizer.json, or a file of weights in it.")
+    model: Path = Field(description="Model directory with tokenizer.json, or a GGUF file.")
     model_name: str = Field("", description="Name that clients use; default: the name of that directory or file.")
     listen: str = Field("127.0.0.1:50051", description="HOST:PORT for clients; port 0 takes a free one.")
     max_concurrent: int = Field(256, ge=1, description="Requests handed to runners at once.")

@@ -1,4 +1,4 @@
-"""What the gateway needs of a model directory: names, text, and what a request does not say."""
+"""What the gateway needs of a model: names, text, and what a request does not say."""
 
 import json
 from dataclasses import dataclass
@@ -9,6 +9,16 @@ from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import TextTokenizer
 from gateway.validation import SamplingDefaults
 from pagekeeper.common.errors import ConfigurationError, InvalidRequestError
+from pagekeeper.common.gguf.description import describe_model
+from pagekeeper.common.gguf.header import read_header
+
+_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 
 
 @dataclass(frozen=True)
@@ -29,54 +39,66 @@ class ServedModel:
 
 
 def load_model(path: Path, name: str = "") -> ServedModel:
-    """Read a Hugging Face model directory; its weights are not touched.
+    """Read a model's text files; its weights are not touched.
 
     Args:
-        path: the directory, which holds tokenizer.json; config.json, generation_config.json, tokenizer_config.json
-            and chat_template.jinja are read where they exist. Or a file of weights in such a directory.
+        path: a Hugging Face directory, of which tokenizer.json, config.json, generation_config.json,
+            tokenizer_config.json and chat_template.jinja are read where they exist. Or a GGUF file, whose metadata
+            stands for them; also in a directory without a tokenizer.json.
         name: default: the name of `path`.
 
     Raises:
-        ConfigurationError: the directory, its tokenizer, or one of its files' content is missing or wrong.
+        ConfigurationError: there is no such model, or its tokenizer or the content of one of its files is missing,
+            wrong or not supported.
     """
-    if not path.exists():
-        raise ConfigurationError(f"model: there is no {path}")
-    directory = path if path.is_dir() else path.parent
-    definition = directory / "tokenizer.json"
-    if not definition.is_file():
-        raise ConfigurationError(f"model: {directory} holds no tokenizer.json")
-    config = _read_json(directory / "config.json")
-    generation_config = _read_json(directory / "generation_config.json")
-    tokenizer_config = _read_json(directory / "tokenizer_config.json")
-    template = _chat_template(directory, tokenizer_config)
+    files = _read_files(path)
+    if "tokenizer.json" not in files:
+        raise ConfigurationError(f"model: {path} holds no tokenizer.json")
+    config = _read_json(files, path / "config.json")
+    generation_config = _read_json(files, path / "generation_config.json")
+    tokenizer_config = _read_json(files, path / "tokenizer_config.json")
+    template = _chat_template(files, tokenizer_config)
     try:
-        tokenizer = TextTokenizer(definition.read_text("utf-8"), template)
+        tokenizer = TextTokenizer(files["tokenizer.json"], template)
     except Exception as error:  # the tokenizers library raises nothing more specific
-        raise ConfigurationError(f"model: {definition} cannot be read: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"model: {path / 'tokenizer.json'} cannot be read: {reason}") from error
     return ServedModel(
         name=name or path.resolve().name,
         tokenizer=tokenizer,
-        defaults=_sampling_defaults(generation_config, directory),
+        defaults=_sampling_defaults(generation_config, path),
         end_token_ids=_end_token_ids(config, generation_config, tokenizer_config, tokenizer),
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _read_files(path: Path) -> dict[str, str]:
+    """The text of each file by its name."""
+    if not path.exists():
+        raise ConfigurationError(f"model: there is no {path}")
+    if path.is_file():
+        return describe_model(read_header(path))
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+        files = {file: (path / file).read_text("utf-8") for file in _FILES if (path / file).is_file()}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"model: {path} cannot be read: {error}") from error
+    ggufs = [] if "tokenizer.json" in files else list(path.glob("*.gguf"))
+    return describe_model(read_header(ggufs[0])) | files if len(ggufs) == 1 else files
+
+
+def _read_json(files: dict[str, str], path: Path) -> dict[str, Any]:
+    """The object in the file that `path` names, empty if there is no such file."""
+    try:
+        content = json.loads(files.get(path.name, "{}"))
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"model: {path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"model: {path} does not hold a JSON object")
     return content
 
 
-def _chat_template(directory: Path, tokenizer_config: dict[str, Any]) -> ChatTemplate | None:
+def _chat_template(files: dict[str, str], tokenizer_config: dict[str, Any]) -> ChatTemplate | None:
     """The template in its own file, as newer directories have it, or the one in tokenizer_config.json."""
-    file = directory / "chat_template.jinja"
-    source = file.read_text("utf-8") if file.is_file() else tokenizer_config.get("chat_template")
+    source = files.get("chat_template.jinja", tokenizer_config.get("chat_template"))
     if isinstance(source, list):  # several, each with a name
         source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
     if source is None:
@@ -91,7 +113,7 @@ def _token_text(value: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _sampling_defaults(generation_config: dict[str, Any], directory: Path) -> SamplingDefaults:
+def _sampling_defaults(generation_config: dict[str, Any], path: Path) -> SamplingDefaults:
     names = {
         "temperature": "temperature",
         "top_p": "top_p",
@@ -105,7 +127,7 @@ def _sampling_defaults(generation_config: dict[str, Any], directory: Path) -> Sa
     try:
         return SamplingDefaults(**given)
     except (InvalidRequestError, TypeError) as error:
-        raise ConfigurationError(f"model: {directory / 'generation_config.json'}: {error}") from error
+        raise ConfigurationError(f"model: {path / 'generation_config.json'}: {error}") from error
 
 
 def _end_token_ids(

@@ -1,6 +1,8 @@
 """Tiny random models, written without transformers in a few milliseconds, and the same weights as GGUF files."""
 
 import json
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,9 @@ def write_tiny_gguf(
     directory: Path,
     kind: gguf.GGMLQuantizationType | None = None,
     tokenizer: Tokenizer | None = None,
+    *,
+    metadata: Mapping[str, str | int | float] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     """Write the model in `directory` as a GGUF file, the way converters do.
 
@@ -170,6 +175,8 @@ def write_tiny_gguf(
         directory: a model written by `write_tiny_model`.
         kind: type of the matrices; vectors, and everything by default, are F32.
         tokenizer: to describe in the metadata.
+        metadata: entries to add, under the architecture's name unless they begin with "/".
+        tensors: to add, in F32.
     """
     config = json.loads((directory / "config.json").read_text())
     architecture = config["model_type"]
@@ -186,23 +193,62 @@ def write_tiny_gguf(
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_eos_token_id(config["eos_token_id"])
+    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+    for key, value in (metadata or {}).items():
+        add[type(value)](key.removeprefix("/") if key.startswith("/") else f"{architecture}.{key}", value)
     if tokenizer is not None:
         _add_tokenizer(writer, tokenizer)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, tensor in load_file(directory / "model.safetensors").items():
         values = tensor.numpy()
+        is_matrix = kind is not None and values.ndim > 1
+        if is_matrix:
+            values = _quantize(name, values, kind)
         part = name.split(".")[-2]
         if architecture == "llama" and part in heads:
             values = _interleave_pairs(values, heads[part])
-        if kind is None or values.ndim == 1:
-            writer.add_tensor(_gguf_name(name), values)
-        else:
-            writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(_gguf_name(name), values, raw_dtype=kind if is_matrix else None)
+    for name, values in (tensors or {}).items():
+        writer.add_tensor(name, values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def round_weights(directory: Path, kind: gguf.GGMLQuantizationType) -> None:
+    """Replace the matrices in `directory` by those of the file that `write_tiny_gguf` makes of it, widened."""
+    weights = load_file(directory / "model.safetensors")
+    for name, tensor in weights.items():
+        if tensor.ndim > 1:
+            raw = _quantize(name, tensor.numpy(), kind)
+            weights[name] = torch.from_numpy(gguf.quants.dequantize(raw, kind).astype(np.float32))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+# Types that the package can read but not write: where a block has its scale, and the ratio of its offset to that.
+_RANDOM_BLOCKS = {"Q4_K": (0, 7.5), "Q5_K": (0, 15.5), "Q6_K": (208, None)}
+
+
+def _quantize(name: str, values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Rows as blocks of `kind`; for some types they are random, with about the same spread."""
+    if kind.name not in _RANDOM_BLOCKS:
+        return gguf.quants.quantize(values, kind)
+    position, offset = _RANDOM_BLOCKS[kind.name]
+    block_values, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    rows, columns = values.shape
+    blocks = np.random.default_rng(zlib.crc32(name.encode())).integers(
+        0, 256, (rows * columns // block_values, block_bytes), dtype=np.uint8
+    )
+
+    def spread(scale: float) -> float:
+        numbers = np.array([scale] if offset is None else [scale, scale * offset], dtype=np.float16).view(np.uint8)
+        blocks[:, position : position + len(numbers)] = numbers
+        return float(gguf.quants.dequantize(blocks, kind).std())
+
+    spread(float(values.std()) / spread(1.0))
+    return blocks.reshape(rows, -1)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
@@ -221,7 +267,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
 
 
 def _interleave_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Put rows i and i + head_dim / 2 of each head side by side."""
+    """Put rows i and i + head_dim / 2 of each head side by side, values or blocks of them."""
     halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
 

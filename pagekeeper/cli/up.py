@@ -42,7 +42,7 @@ class UpSettings(Settings):
     runtime_dir: Path | None = Field(  # type: ignore[assignment]  # only here may it be left open
         None, description="Directory of the internal Unix sockets; unset: a fresh one, removed at the end."
     )
-    model: Path | None = Field(None, description="Model directory; unset: the demo model.")
+    model: Path | None = Field(None, description="Model directory or GGUF file; unset: the demo model.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
     pool_size: str = Field("1GiB", description="Bytes of the KV cache, such as 512MiB or 4GiB.")
     listen: str = Field("127.0.0.1:50051", description="Address of the gateway; port 0 takes any free one.")
@@ -61,7 +61,7 @@ def run(args: list[str]) -> int:
     configure_logging("up", settings.log_level)
     model = settings.model or _demo_model()
     if not model.exists():
-        raise ConfigurationError(f"model: there is no {model}; give --model the path of a model directory")
+        raise ConfigurationError(f"model: there is no {model}; give --model the path of a model directory or GGUF file")
     with _runtime_dir(settings.runtime_dir) as runtime_dir:
         RuntimeDir(runtime_dir).prepare()
         return asyncio.run(_Stack(settings, model, runtime_dir).serve())

@@ -3,38 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
 
-from kernels.select import select_kernels
-from model_runner.model.load import load_decoder
-from tests.golden.paged_run import prefill_in_chunks
-from tests.models import write_tiny_model
+from tests.golden.comparison import compare
+from tests.models import round_weights, write_tiny_gguf, write_tiny_model
 
-BOUND = 2e-3
 LENGTHS = [1, 7, 8, 9, 17, 40]
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LINEAR = {"rope_type": "linear", "factor": 2.0}
-
-
-def compare(path: Path, lengths: list[int], chunk_size: int) -> None:
-    """Our logits, computed in chunks through the paged pool, against eager attention over each prompt at once."""
-    generator = torch.Generator().manual_seed(len(lengths))
-    prompts = [torch.randint(384, (length,), generator=generator).tolist() for length in lengths]
-    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    ours = prefill_in_chunks(load_decoder(path, select_kernels("cpu")), prompts, chunk_size)
-    for prompt, logits in zip(prompts, ours, strict=True):
-        with torch.inference_mode():
-            expected = theirs(torch.tensor([prompt])).logits[0]
-        torch.testing.assert_close(logits, expected, rtol=0, atol=BOUND)
-        assert expected.std() > 0.5, "a model this flat would agree with anything"
 
 
 @pytest.mark.parametrize("chunk_size", [1, 5, 64])
@@ -52,8 +29,7 @@ def test_logits_equal_transformers_whatever_the_chunk_size(architecture: str, ch
         ("llama", {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 8, "hidden_size": 72}),
         ("llama", {"head_dim": 32}),
         ("llama", {"rope_theta": 500.0}),
-        ("llama", {"rope_scaling": LLAMA3}),
-        ("llama", {"rope_scaling": LINEAR}),
+        ("mistral", {"tie_word_embeddings": True}),
         ("qwen2", {"tie_word_embeddings": True}),
         ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     ],
@@ -68,7 +44,11 @@ def test_options_equal_transformers(architecture: str, overrides: dict[str, Any]
     [
         ("mistral", {}),
         ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}),
+        ("qwen2", {"use_sliding_window": False, "max_window_layers": 0}),
+        ("qwen2", {"use_sliding_window": True}),
         ("qwen3", {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}),
+        ("llama", {}),
     ],
 )
 def test_case_33_sliding_window_layers_equal_eager_transformers(
@@ -76,3 +56,38 @@ def test_case_33_sliding_window_layers_equal_eager_transformers(
 ) -> None:
     """Case 33: window 8, lengths 7, 8, 9, 17; full-attention layers ignore it."""
     compare(write_tiny_model(tmp_path, architecture, sliding_window=8, **overrides), [7, 8, 9, 17], chunk_size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_widened_without_rounding(dtype: torch.dtype, tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path, "qwen2")
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(directory / "model.safetensors").items()}
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    compare(directory, [9, 40], 16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [
+        ("F16", "qwen2"),
+        ("BF16", "qwen3"),
+        ("Q4_0", "llama"),
+        ("Q4_1", "qwen3"),
+        ("Q5_0", "qwen2"),
+        ("Q5_1", "qwen3"),
+        ("Q8_0", "llama"),
+        ("Q4_K", "llama"),
+        ("Q4_K", "qwen2"),
+        ("Q5_K", "qwen3"),
+        ("Q6_K", "llama"),
+    ],
+)
+def test_a_gguf_type_equals_its_dequantised_weights_in_transformers(
+    kind: str, architecture: str, tmp_path: Path
+) -> None:
+    """The weights are widened by the package gguf, and by us."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}  # a block of a K type has 256 values
+    directory = write_tiny_model(tmp_path / "model", architecture, **sizes)
+    file = write_tiny_gguf(tmp_path / "model.gguf", directory, gguf.GGMLQuantizationType[kind])
+    round_weights(directory, gguf.GGMLQuantizationType[kind])
+    compare(directory, [9, 33], 16, ours=file)

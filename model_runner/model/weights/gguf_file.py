@@ -6,15 +6,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model_runner.model.weights.gguf_header import GgufHeader, GgufTensor
-from model_runner.model.weights.names import EMBEDDING, FINAL_NORM, HEAD, ROPE_FACTORS
+from model_runner.model.weights.names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    ROPE_DIVISORS,
+    ROPE_DIVISORS_LONG,
+    ROPE_DIVISORS_SHORT,
+)
+from model_runner.model.weights.quantization import widen
 from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.gguf.header import GgufHeader, GgufTensor
 
 _NAMES = {
     "token_embd.weight": EMBEDDING,
     "output_norm.weight": FINAL_NORM,
     "output.weight": HEAD,
-    "rope_freqs.weight": ROPE_FACTORS,
+    "rope_freqs.weight": ROPE_DIVISORS,
+    "rope_factors_short.weight": ROPE_DIVISORS_SHORT,
+    "rope_factors_long.weight": ROPE_DIVISORS_LONG,
 }
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -72,7 +82,7 @@ class GgufFile:
     def _widen(self, tensor: GgufTensor) -> torch.Tensor:
         raw = np.array(self._bytes[tensor.offset : tensor.offset + tensor.num_bytes])
         blocks = torch.from_numpy(raw).view(-1, tensor.type.block_bytes)
-        return tensor.type.widen(blocks).view(tensor.shape)
+        return widen(tensor.type, blocks).view(tensor.shape)
 
 
 def _translate(name: str) -> str:

@@ -22,9 +22,12 @@ class SafetensorsFile:
         try:
             self._file: Any = safe_open(path, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise ConfigurationError(f"weights: {path.name} is not a safetensors file: {error}") from error
+            reason = " ".join(str(error).split())  # it may quote the file
+            raise ConfigurationError(f"weights: {path.name} is not a safetensors file: {reason}") from error
         self._shapes: dict[str, tuple[int, ...]] = {}
         for name in self._file.keys():  # noqa: SIM118 - safe_open is no mapping
+            if not name.isprintable():
+                raise ConfigurationError(f"weights: {path.name} has a tensor named {name!r}")
             tensor = self._file.get_slice(name)
             if tensor.get_dtype() not in _DTYPES:
                 raise ConfigurationError(f"weights: tensor {name} is {tensor.get_dtype()}, not {', '.join(_DTYPES)}")

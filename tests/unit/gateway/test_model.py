@@ -28,12 +28,6 @@ def test_end_tokens_of_config_json_count_where_generation_config_is_silent(tmp_p
     assert load_model(directory).end_token_ids == {END_ID, END_OF_TURN_ID}
 
 
-def test_a_file_of_weights_stands_for_its_directory(tmp_path: Path) -> None:
-    weights = write_model_directory(tmp_path / "tiny") / "tiny.gguf"
-    weights.touch()
-    assert load_model(weights).name == "tiny.gguf"
-
-
 def test_a_template_in_its_own_file_comes_first_and_special_tokens_may_be_objects(tmp_path: Path) -> None:
     directory = write_model_directory(tmp_path / "tiny")
     (directory / "tokenizer_config.json").write_text(

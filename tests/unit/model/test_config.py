@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from model_runner.model.config import RopeConfig, parse_config
+from model_runner.model.config import parse_config
+from model_runner.model.rope import RopeConfig
 from pagekeeper.common.errors import ConfigurationError
 from tests.models import tiny_config
 
@@ -34,13 +35,6 @@ def test_head_dim_and_kv_heads_have_defaults() -> None:
     assert (config.head_dim, config.num_kv_heads) == (24, 4)
 
 
-def test_rope_is_read_from_either_spelling() -> None:
-    old = parse_config(tiny_config("llama", rope_theta=5000.0, rope_scaling={"type": "linear", "factor": 2.0}))
-    new = parse_config(tiny_config("llama", rope_parameters={"rope_theta": 7e3, "rope_type": "linear", "factor": 4}))
-    assert old.rope == RopeConfig(5000.0, "linear", 2.0)
-    assert new.rope == RopeConfig(7000.0, "linear", 4.0)
-
-
 def test_windows_apply_to_the_layers_the_architecture_says() -> None:
     assert parse_config(tiny_config("llama", sliding_window=8)).sliding_windows == (None, None)
     assert parse_config(tiny_config("mistral", sliding_window=8)).sliding_windows == (8, 8)
@@ -49,6 +43,15 @@ def test_windows_apply_to_the_layers_the_architecture_says() -> None:
     assert parse_config(late).sliding_windows == (None, 8)
     named = {"layer_types": ["sliding_attention", "full_attention"]}
     assert parse_config(late | named).sliding_windows == (8, None)
+
+
+def test_windows_that_the_file_leaves_out_are_those_of_transformers() -> None:
+    silent = tiny_config("mistral")
+    del silent["sliding_window"]
+    assert parse_config(silent).sliding_windows == (4096, 4096)
+    deep = tiny_config("qwen2", num_hidden_layers=30, use_sliding_window=True)
+    del deep["sliding_window"]
+    assert parse_config(deep).sliding_windows == (None,) * 28 + (4096,) * 2
 
 
 def test_end_tokens_come_from_both_files_without_repetition() -> None:
@@ -65,10 +68,9 @@ def test_end_tokens_come_from_both_files_without_repetition() -> None:
         ({"architectures": 5}, "architectures"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
-        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"architectures": ["A\nB"]}, "A B"),
         ({"vocab_size": None}, "vocab_size"),
         ({"vocab_size": True}, "vocab_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),

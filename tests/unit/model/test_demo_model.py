@@ -4,14 +4,11 @@ import json
 import zipfile
 from pathlib import Path
 
-import gguf
 import pytest
 from tokenizers import Tokenizer
 
-from model_runner.model.weights.gguf_header import read_header
 from pagekeeper.cli import demo_model
 from pagekeeper.cli.demo_model import demo_model_path, fetch_demo_model
-from pagekeeper.cli.gguf_tokenizer import tokenizer_from_gguf
 from pagekeeper.common.errors import ConfigurationError, UnavailableError
 from tests.models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_gguf, write_tiny_model
 
@@ -86,14 +83,3 @@ def test_a_home_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path, m
     monkeypatch.setenv("PAGEKEEPER_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigurationError, match="cannot write"):
         fetch_demo_model()
-
-
-def test_a_tokenizer_of_another_kind_is_refused_rather_than_guessed(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with pytest.raises(ConfigurationError, match="gpt2/llama-bpe"):
-        tokenizer_from_gguf(read_header(tmp_path / "x.gguf").metadata)

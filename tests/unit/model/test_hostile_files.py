@@ -15,9 +15,9 @@ from kernels.select import select_kernels
 from model_runner.model.files import open_model
 from model_runner.model.load import check_weights, load_decoder
 from model_runner.model.weights.gguf_file import GgufFile
-from model_runner.model.weights.gguf_header import read_header
 from model_runner.model.weights.safetensors_file import SafetensorsFile
 from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.gguf.header import read_header
 from tests.models import write_tiny_gguf, write_tiny_model
 
 HUGE = 2**62

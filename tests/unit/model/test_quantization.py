@@ -5,16 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.model.weights.quantization import TENSOR_TYPES
+from model_runner.model.weights.quantization import widen
+from pagekeeper.common.gguf.tensor_types import TENSOR_TYPES
 
 
 @pytest.mark.parametrize("number", sorted(TENSOR_TYPES))
 def test_bytes_become_the_numbers_that_the_format_means(number: int) -> None:
-    kind = TENSOR_TYPES[number]
-    assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)] == (kind.block_values, kind.block_bytes)
-    rows = np.random.default_rng(0).standard_normal((7, 96)).astype(np.float32)
-    raw = gguf.quants.quantize(rows, gguf.GGMLQuantizationType[kind.name])
-    expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind.name]).astype(np.float32)
-    blocks = torch.from_numpy(raw.view(np.uint8).copy()).view(-1, kind.block_bytes)
-    values = kind.widen(blocks).float().view(7, 96)
-    torch.testing.assert_close(values, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
+    """Bit for bit over random bytes, which include every scale, infinities and NaN."""
+    ours, theirs = TENSOR_TYPES[number], gguf.GGMLQuantizationType(number)
+    assert (ours.name, ours.block_values, ours.block_bytes) == (theirs.name, *gguf.GGML_QUANT_SIZES[theirs])
+    raw = np.random.default_rng(number).integers(0, 256, (97, ours.block_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(raw, theirs).astype(np.float32)
+    values = widen(ours, torch.from_numpy(raw)).float().numpy()
+    np.testing.assert_array_equal(values, expected.reshape(97, ours.block_values))

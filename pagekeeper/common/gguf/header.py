@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_runner.model.weights.quantization import TENSOR_TYPES, TensorType
 from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.gguf.tensor_types import TENSOR_TYPES, TensorType
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
+# Python's objects take many times the bytes that a file spends on them, and a sparse file spends none at all. The
+# vocabularies in use have a quarter of a million tokens, each with a string, a score, a type and up to two merges.
+_MAX_HEADER_BYTES = 2**28
+_MAX_VALUES = 2**22
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class _Reader:
         self._size = len(data)
         self._name = name
         self._position = 0
+        self._num_values = 0
 
     def header(self) -> GgufHeader:
         if self._size < 4 or self._data[:4] != b"GGUF":
@@ -70,7 +75,7 @@ class _Reader:
         version = self._scalar("I")
         if version not in (2, 3):
             raise ConfigurationError(f"weights: {self._name} has GGUF version {version}; supported: 2 and 3")
-        num_tensors, num_entries = self._scalar("Q"), self._scalar("Q")
+        num_tensors, num_entries = self._count(), self._count()
         metadata = {}
         for _ in range(num_entries):
             key = self._string()
@@ -90,7 +95,7 @@ class _Reader:
         return self._scalar(self._format(kind))
 
     def _array(self) -> list[Any]:
-        kind, count = self._scalar("I"), self._scalar("Q")
+        kind, count = self._scalar("I"), self._count()
         if kind == _STRING:
             return [self._string() for _ in range(count)]
         code = self._format(kind)
@@ -99,6 +104,8 @@ class _Reader:
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
+        if not name.isprintable():
+            raise self._damaged(f"a tensor named {name!r}")
         num_dimensions = self._scalar("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise self._damaged(f"{num_dimensions} dimensions of tensor {name}")
@@ -132,13 +139,21 @@ class _Reader:
             raise self._damaged(f"value type {kind}")
         return _SCALARS[kind]
 
+    def _count(self) -> int:
+        """How many values come next; over the whole header there is a limit."""
+        count: int = self._scalar("Q")
+        self._num_values += count
+        if self._num_values > _MAX_VALUES:
+            raise self._damaged(f"more than {_MAX_VALUES} values in the header")
+        return count
+
     def _scalar(self, code: str) -> Any:  # noqa: ANN401 - the type follows from the code
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
 
     def _take(self, num_bytes: int) -> bytes:
         end = self._position + num_bytes
-        if end > self._size:
-            raise self._damaged("the header ends after the file")
+        if end > min(self._size, _MAX_HEADER_BYTES):
+            raise self._damaged("the header ends after the file, or is too long")
         taken = self._data[self._position : end]
         self._position = end
         return taken
