@@ -88,6 +88,10 @@ protos: $(TEST_ENV) ## Generate pagekeeper/v1 from protos/
 accept: $(TEST_ENV) $(DEMO_MODEL) ## Measure every promise and print promise, figure, bound, pass or fail
 	$(BIN)/python -m bench.accept
 
+.PHONY: bench
+bench: $(TEST_ENV) $(DEMO_MODEL) ## Tokens per second against transformers, in one run
+	$(BIN)/python -m bench.throughput
+
 .PHONY: clean
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

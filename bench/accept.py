@@ -11,10 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.promise import Outcome, Promise, Workbench
-from bench.promises import cache, errors, greedy, policy, setup
+from bench.promises import cache, errors, greedy, leaks, policy, setup, speed
 from pagekeeper.cli.demo_model import demo_model_path
 
-PROMISES: list[Promise] = [*greedy.PROMISES, *cache.PROMISES, *policy.PROMISES, *errors.PROMISES, *setup.PROMISES]
+PROMISES: list[Promise] = [
+    *greedy.PROMISES,
+    *cache.PROMISES,
+    *policy.PROMISES,
+    *leaks.PROMISES,
+    *speed.PROMISES,
+    *errors.PROMISES,
+    *setup.PROMISES,
+]
 
 
 def main() -> None:

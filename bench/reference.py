@@ -56,6 +56,22 @@ class Reference:
         """Token ids of a text."""
         return list(self._tokenizer.encode(text).ids)
 
+    def prepare(self) -> None:
+        """Load the model now, so that it is not timed."""
+        self._model  # noqa: B018 - a cached property
+
+    def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        """Greedy continuations of prompts of one length, past any end-of-sequence token."""
+        with torch.inference_mode():
+            out = self._model.generate(
+                torch.tensor(prompts),
+                attention_mask=torch.ones(len(prompts), len(prompts[0]), dtype=torch.int64),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                do_sample=False,
+            )
+        return [list(row) for row in out[:, len(prompts[0]) :].tolist()]
+
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """Logits after each of the tokens, [tokens, vocabulary]."""
         with torch.inference_mode():
