@@ -5,13 +5,14 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator
 
-from cache_manager.events import CacheEvent
+from cache_manager.events import BlocksRemoved, CacheEvent
 from cache_manager.sessions import CachePolicy
 from pagekeeper.common.errors import SlowReaderError
 
 BUFFER_EVENTS = 8192
 """Events that may wait for one watcher; a sealed block of 16 tokens takes about half a kilobyte."""
-_MOST_AT_ONCE = 512
+_BLOCKS_AT_ONCE = 512
+"""So many blocks, or those of one flush's slice, make one message: far below the limit of its size."""
 
 
 class Watcher:
@@ -33,7 +34,7 @@ class Watcher:
         self._arrived.set()
 
     async def next_events(self) -> list[CacheEvent]:
-        """Wait for events and take them, a few hundred at most.
+        """Wait for events and take them, with a few hundred blocks at a time.
 
         Raises:
             SlowReaderError: events had to be dropped, so those that follow would make no sense.
@@ -41,7 +42,12 @@ class Watcher:
         await self._arrived.wait()
         if self._is_too_slow:
             raise SlowReaderError(f"{self._buffer_events} events waited to be read; start over with what is cached")
-        events = [self._events.popleft() for _ in range(min(_MOST_AT_ONCE, len(self._events)))]
+        events: list[CacheEvent] = []
+        num_blocks = 0
+        while self._events and num_blocks < _BLOCKS_AT_ONCE:
+            event = self._events.popleft()
+            events.append(event)
+            num_blocks += len(event.block_hashes) if isinstance(event, BlocksRemoved) else 1
         if not self._events:
             self._arrived.clear()
         return events

@@ -5,7 +5,7 @@ import pytest
 from cache_manager.event_feed import EventFeed
 from cache_manager.sessions import CachePolicy
 from pagekeeper.common.errors import SlowReaderError
-from pagekeeper.common.operations import Seal
+from pagekeeper.common.operations import Release, Seal
 from tests.fakes.policy_session import PolicySession, opening, tiny_policy, tokens
 
 
@@ -62,3 +62,14 @@ async def test_many_events_are_taken_in_several_goes() -> None:
         first, second = await watcher.next_events(), await watcher.next_events()
         assert [event.number for event in first + second] == list(range(1, 901))
         assert len(first) == 512
+
+
+async def test_a_flushed_slice_is_one_event_and_comes_by_itself() -> None:
+    session = PolicySession(tiny_policy(3000))
+    _store(session, 1, num_blocks=2500)
+    session.do(Release(1))
+    session.idle()
+    with EventFeed(session.policy).watch() as watcher:
+        assert list(session.policy.flush()) == [2048, 452]
+        taken = [await watcher.next_events(), await watcher.next_events()]
+        assert [[len(event.block_hashes) for event in events] for events in taken] == [[2048], [452]]
