@@ -20,7 +20,7 @@ class BlockState(Enum):
     """Was LEASED by a session that ended without proof that its device work has ended."""
 
     __hash__ = object.__hash__
-    """States are counted at every transition, and Enum's own hash is a call of Python code: 10 % of the policy's time."""
+    """States are counted at every transition, and Enum's own hash is Python code: 10 % of the policy's time."""
 
 
 class Block:
