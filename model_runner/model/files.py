@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ class ModelFiles:
     weights: list[WeightFile]
     weight_paths: list[Path]
     """Sorted by name."""
+    tensor_types: Counter[str]
+    """How many tensors are stored in which type, by the format's own name for it."""
 
 
 def open_model(path: Path) -> ModelFiles:
@@ -41,7 +44,9 @@ def open_model(path: Path) -> ModelFiles:
     shards = _shards(path)
     if shards:
         config = _read_config(path)
-        return ModelFiles(config, [SafetensorsFile(shard) for shard in shards], shards)
+        files = [SafetensorsFile(shard) for shard in shards]
+        types = Counter(dtype for file in files for dtype in file.dtypes.values())
+        return ModelFiles(config, list(files), shards, types)
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) != 1:
         found = f"{len(ggufs)} GGUF files" if ggufs else "neither .safetensors nor .gguf files"
@@ -52,7 +57,8 @@ def open_model(path: Path) -> ModelFiles:
 def _open_gguf(path: Path, config: ModelConfig | None) -> ModelFiles:
     header = read_header(path)
     config = config or parse_config(config_from_gguf(header))
-    return ModelFiles(config, [GgufFile(path, header, config.num_heads, config.num_kv_heads)], [path])
+    types = Counter(tensor.type.name for tensor in header.tensors)
+    return ModelFiles(config, [GgufFile(path, header, config.num_heads, config.num_kv_heads)], [path], types)
 
 
 def _read_config(directory: Path) -> ModelConfig:

@@ -6,6 +6,7 @@ block must depend on its tokens alone. A runner's lower `--max-context-length` d
 different limits have the same fingerprint and share blocks.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,12 @@ class RopeConfig:
     scaling: Scaling | None = None
     attention_factor: float = 1.0
     """Cosines and sines are multiplied by it."""
+
+    def __str__(self) -> str:
+        scaling = {} if self.scaling is None else dataclasses.asdict(self.scaling)
+        facts = {"base": self.theta} | scaling | {"attention_factor": self.attention_factor}
+        numbers = [f"{name.replace('_', ' ')} {fact:,g}" for name, fact in facts.items() if type(fact) in (int, float)]
+        return ", ".join([self.variant, *numbers])
 
 
 def parse_rope(fields: Mapping[str, Any], head_dim: int, max_positions: int) -> RopeConfig:

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gateway.model import load_model
 from pagekeeper.cli.demo_model import fetch_demo_model
-from pagekeeper.common.errors import ConfigurationError
 
 app = typer.Typer(
     help="Fetch the demo model, inspect any model.",
@@ -42,24 +42,28 @@ def inspect(path: Annotated[Path, typer.Argument(help="A model directory or a GG
 
     files = open_model(path)
     config = files.config
+    windows = [window for window in config.sliding_windows if window is not None]
     shapes = [shape for file in files.weights for shape in file.shapes().values()]
     rows = {
         "architecture": config.architecture,
         "parameters": f"{sum(map(math.prod, shapes)):,}",
         "weights": ", ".join(f"{file.name} ({file.stat().st_size / 2**20:,.0f} MiB)" for file in files.weight_paths),
-        "tensors": f"{len(shapes):,}",
+        "tensors": ", ".join(f"{count:,} {kind}" for kind, count in files.tensor_types.most_common()),
         "layers": f"{config.num_layers}",
         "hidden size": f"{config.hidden_size:,}",
         "heads": f"{config.num_heads} of {config.head_dim}, {config.num_kv_heads} for K and V",
         "vocabulary": f"{config.vocab_size:,}",
         "context": f"{config.max_position_embeddings:,} tokens",
+        "rotary positions": str(config.rope),
+        "sliding window": f"{windows[0]:,} tokens in {len(windows)} of {config.num_layers} layers"
+        if windows
+        else "none",
         "KV cache": f"{config.num_layers * 2 * config.num_kv_heads * config.head_dim * 4:,} bytes a token in float32",
         "end tokens": ", ".join(map(str, config.eos_token_ids)) or "none",
     }
     _print_table(rows)
     check_weights(files)
-    if not (path / "tokenizer.json").is_file():
-        raise ConfigurationError(f"model: {path} cannot be served: it is no directory with a tokenizer.json")
+    load_model(path)
     print("can be served")
 
 

@@ -14,6 +14,9 @@ _DTYPES = ("F32", "F16", "BF16")
 class SafetensorsFile:
     """One .safetensors file; the library checks its header against the file's size before it is believed.
 
+    Attributes:
+        dtypes: how each tensor is stored, by its name.
+
     Raises:
         ConfigurationError: the header is not valid, or a tensor's dtype is not a float of 16 or 32 bits.
     """
@@ -25,12 +28,14 @@ class SafetensorsFile:
             reason = " ".join(str(error).split())  # it may quote the file
             raise ConfigurationError(f"weights: {path.name} is not a safetensors file: {reason}") from error
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, str] = {}
         for name in self._file.keys():  # noqa: SIM118 - safe_open is no mapping
             if not name.isprintable():
                 raise ConfigurationError(f"weights: {path.name} has a tensor named {name!r}")
             tensor = self._file.get_slice(name)
-            if tensor.get_dtype() not in _DTYPES:
-                raise ConfigurationError(f"weights: tensor {name} is {tensor.get_dtype()}, not {', '.join(_DTYPES)}")
+            self.dtypes[name] = str(tensor.get_dtype())
+            if self.dtypes[name] not in _DTYPES:
+                raise ConfigurationError(f"weights: tensor {name} is {self.dtypes[name]}, not {', '.join(_DTYPES)}")
             self._shapes[name] = tuple(tensor.get_shape())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
