@@ -6,6 +6,7 @@ Extend and its answer) costs a runner about 0.3 ms of CPU and takes 0.4 ms, the 
 thread.
 """
 
+import contextlib
 import mmap
 import os
 import queue
@@ -194,6 +195,9 @@ class CacheClient(Exchange):
         """See `Exchange.close`."""
         self._stream.close()
         self._handover.close()
+        # A view that is still in use keeps the pool mapped until it is gone.
+        with contextlib.suppress(BufferError):
+            self._memory.close()
 
     def _watch_manager(self) -> None:
         self._handover.wait_for_end()
@@ -256,7 +260,7 @@ class _Stream:
             raise TimeoutError(f"no answer within {timeout_s} s") from None
         if isinstance(answer, PagekeeperError):
             self._answers.put(answer)
-            raise answer
+            raise type(answer)(*answer.args)  # a fresh one: a raised error holds on to its frames
         return answer
 
     def _read(self) -> None:

@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-import fcntl
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import grpc
 import structlog
@@ -49,7 +48,7 @@ async def serve(settings: ManagerSettings) -> None:
     runtime_dir.prepare()
 
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(_only_manager_of(runtime_dir))
+        stack.enter_context(runtime_dir.lock("cache-manager"))
         memory = MemfdPool(int(settings.pool_size), preallocate=settings.preallocate)
         stack.callback(memory.close)
         policy = CachePolicy(memory.size, settings.watermark)
@@ -64,18 +63,6 @@ async def serve(settings: ManagerSettings) -> None:
         _log.info("ready", admin_listen=admin_listen, pool_bytes=memory.size, runtime_dir=str(runtime_dir.path))
         await stopped.wait()
         _log.info("stopping")
-
-
-@contextlib.contextmanager
-def _only_manager_of(runtime_dir: RuntimeDir) -> Iterator[None]:
-    """Hold a lock that the kernel drops when its holder dies: sockets found under it are a dead manager's."""
-    path = runtime_dir.path / "cache-manager.lock"
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigurationError(f"runtime_dir: another cache manager serves {runtime_dir.path}") from error
-        yield
 
 
 @contextlib.asynccontextmanager

@@ -103,12 +103,17 @@ def load(settings: RunnerSettings) -> tuple[LoadedModel, Kernels, KvLayout]:
 
 async def serve(settings: RunnerSettings) -> int:
     """Run until SIGTERM or SIGINT, or until the engine fails; returns the exit code."""
-    loop = asyncio.get_running_loop()
     torch.set_num_threads(settings.threads or os.cpu_count() or 1)
     runner_id = f"{settings.name}-{uuid.uuid4().hex[:8]}"
     structlog.contextvars.bind_contextvars(runner_id=runner_id)
-    RuntimeDir(settings.runtime_dir).prepare()
+    runtime_dir = RuntimeDir(settings.runtime_dir)
+    runtime_dir.prepare()
+    with runtime_dir.lock(f"runner-{settings.name}"):
+        return await _serve(settings, runtime_dir, runner_id)
 
+
+async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: str) -> int:
+    loop = asyncio.get_running_loop()
     started = time.monotonic()
     model, kernels, layout = await asyncio.to_thread(load, settings)
     log.info("model loaded", model=str(settings.model), seconds=round(time.monotonic() - started, 2))
@@ -124,14 +129,13 @@ async def serve(settings: RunnerSettings) -> int:
     )
 
     service = RunnerService(info)
-    sessions = iter([first])
+    sessions = [first]
+    del first  # the engine closes it when its manager is lost; nobody else may keep its pool mapped
 
     def connect() -> Exchange:
-        exchange = next(sessions, None) or manager.connect()
-        if exchange.granted.num_blocks != first.granted.num_blocks:
-            raise ConfigurationError(
-                "pool_size: the restarted cache manager's pool has another size; restart the runner"
-            )
+        exchange = sessions.pop() if sessions else manager.connect()
+        if context_limit(settings, model, exchange) < info.max_context_length:
+            raise ConfigurationError("pool_size: the new cache manager's pool holds less; restart the runner")
         return exchange
 
     def deliver(step: int, outputs: list[Output]) -> None:
@@ -141,7 +145,6 @@ async def serve(settings: RunnerSettings) -> int:
     engine = Engine(
         Scheduler(SchedulerLimits(settings.block_size, settings.max_batch_tokens, settings.max_sequences)),
         CpuDevice(model.decoder, kernels, layout),
-        settings.block_size,
         connect,
         deliver,
         StepCost(_STEP_BASE_S, 2 * model.num_parameters / _SLOWEST_FLOPS),
@@ -155,7 +158,7 @@ async def serve(settings: RunnerSettings) -> int:
     # SERVING from the start: a step that hangs ends the process (see watch_over), so one that answers can serve.
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    address = unix_target(RuntimeDir(settings.runtime_dir).runner_socket(settings.name))
+    address = unix_target(runtime_dir.runner_socket(settings.name))
     server.add_insecure_port(address)
     await server.start()
     log.info("ready", listen=address, max_context_length=info.max_context_length)
@@ -167,10 +170,9 @@ async def serve(settings: RunnerSettings) -> int:
     engine_ended.add_done_callback(lambda _: stop.set())
     await stop.wait()
     failed = engine_ended.done()
-    if not failed:
-        log.info("draining")
-        await health_servicer.enter_graceful_shutdown()
-        await service.drain(settings.grace_s)
+    log.info("draining", engine_failed=failed)
+    await health_servicer.enter_graceful_shutdown()
+    await service.drain(0 if failed else settings.grace_s)
     await server.stop(grace=1.0)
     engine.stop()
     manager.stopping.set()

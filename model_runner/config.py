@@ -23,5 +23,7 @@ class RunnerSettings(Settings):
         None, ge=2, description="Most tokens of prompt and answer together; unset: what the model and the pool allow."
     )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: one for each core.")
-    manager_wait_s: float = Field(60.0, gt=0, description="How long to wait for a cache manager at start, in seconds.")
+    manager_wait_s: float = Field(
+        60.0, gt=0, description="How long to wait for a cache manager, at start and after each loss, in seconds."
+    )
     grace_s: float = Field(30.0, ge=0, description="How long live requests may go on after SIGTERM, in seconds.")

@@ -49,6 +49,11 @@ class CpuDevice:
         self._pool: torch.Tensor | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
 
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._layout.block_size
+
     def bind(self, memory: mmap.mmap, num_blocks: int) -> None:
         """Compute on this pool from the next step on."""
         self._pool = view_pool(memory, self._layout, num_blocks)

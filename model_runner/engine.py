@@ -12,6 +12,7 @@ The device never waits for the cache manager: what an answer grants is used by t
 client only after the message that seals what was computed before it, so whoever resumes the stream finds it cached.
 """
 
+import contextlib
 import queue
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from pagekeeper.common.ids import SequenceId
 _RETRY_PAUSE_S = 0.005
 """How long an engine with nothing to run waits before it asks again for blocks that another runner holds."""
 _ANSWER_POLL_S = 0.5
+_IDLE_MESSAGE_S = 0.5
 _REATTACH_TIMEOUT_S = 5.0
 
 log = structlog.get_logger()
@@ -55,8 +57,7 @@ class Engine:
     Args:
         scheduler: used by the engine's thread alone.
         device: where steps run.
-        block_size: tokens a block.
-        connect: opens a new session with a cache manager, and waits for one as long as it takes.
+        connect: waits for a cache manager and begins a session with it; what it raises ends `run`.
         on_outputs: called on the engine's thread with a step's number and outputs; must not block.
         cost: when a step counts as hung.
     """
@@ -65,14 +66,12 @@ class Engine:
         self,
         scheduler: Scheduler,
         device: CpuDevice,
-        block_size: int,
         connect: Callable[[], Exchange],
         on_outputs: Callable[[int, list[Output]], None],
         cost: StepCost,
     ) -> None:
         self._scheduler = scheduler
         self._device = device
-        self._block_size = block_size
         self._connect = connect
         self._on_outputs = on_outputs
         self._cost = cost
@@ -81,7 +80,8 @@ class Engine:
         self._exchange: Exchange | None = None
         self._step_number = 0
         self._held_since: int | None = None
-        self._pending: list[Output] = []
+        self._must_talk = False
+        self._pending: tuple[int, list[Output]] = (0, [])
         # Written by the engine's thread, read by the event loop; each is replaced whole.
         self._state = EngineState(since=time.monotonic())
         self._step_seconds = 0.0
@@ -116,13 +116,14 @@ class Engine:
     # -- the engine's thread
 
     def run(self) -> None:
-        """Step until `stop`; a lost cache manager is waited for, anything else that goes wrong is raised."""
+        """Step until `stop`; a lost cache manager is attached to again, anything else that goes wrong is raised."""
         try:
             self._attach()
             while not self._stopping:
                 self.step()
-                if not self._scheduler.has_work and self._held_since is None and not self._pending:
-                    self._take_commands(wait_s=None)
+                if not self._scheduler.has_work and self._held_since is None and not self._pending[1]:
+                    # An empty message now and then is how an idle runner learns that the cache manager is gone.
+                    self._must_talk |= not self._take_commands(wait_s=_IDLE_MESSAGE_S)
                 elif self._scheduler.stalled and not self._scheduler.running:
                     self._take_commands(wait_s=_RETRY_PAUSE_S)
         except CacheConnectionLost:
@@ -130,6 +131,7 @@ class Engine:
                 raise
         finally:
             self._device.close()
+            self._device.unbind()
             if self._exchange is not None:
                 self._exchange.close()
 
@@ -144,26 +146,28 @@ class Engine:
         self._emit()
         if flight is not None:
             tokens, _ = flight.result()
-            self._pending = self._scheduler.complete(step, tokens)
+            self._pending = (self._step_number, self._scheduler.complete(step, tokens))
             self._step_seconds += time.monotonic() - started
         self._state = EngineState(since=time.monotonic(), step=self._step_number)
         if not connected:
             self._emit()
             self._attach()
 
-    def _take_commands(self, wait_s: float | None) -> None:
-        """Carry out what other threads asked for; wait for the first command as long as `wait_s` (None: for ever)."""
+    def _take_commands(self, wait_s: float) -> bool:
+        """Carry out what other threads asked for, waiting up to `wait_s` for the first command; False if none came."""
         try:
-            self._commands.get(block=wait_s != 0, timeout=wait_s)()
+            self._commands.get(block=wait_s > 0, timeout=wait_s)()
+        except queue.Empty:
+            return False
+        with contextlib.suppress(queue.Empty):
             while True:
                 self._commands.get(block=False)()
-        except queue.Empty:
-            pass
+        return True
 
     def _launch(self, step: Step) -> Flight | None:
         if not step.entries and not step.copies:
             return None
-        flight = self._device.launch(build_batch(step, self._block_size))
+        flight = self._device.launch(build_batch(step, self._device.block_size))
         limit_s = self._cost.limit_s(step.num_tokens)
         self._state = EngineState(time.monotonic(), self._step_number, limit_s, flight)
         return flight
@@ -175,7 +179,7 @@ class Engine:
         operations = self._scheduler.plan()
         completed = self._step_number - (flight is not None)
         flushes = self._held_since is not None and completed > self._held_since
-        if not operations and not flushes:
+        if not operations and not flushes and not self._must_talk:
             return True
         sent = time.monotonic()
         self._state = self._state.waiting(sent)
@@ -193,6 +197,7 @@ class Engine:
         if results is None:
             return True
         self._count_wait(sent, flight)
+        self._must_talk = False
         if flushes:
             self._held_since = None
         if self._scheduler.apply(results):
@@ -207,9 +212,10 @@ class Engine:
             self._manager_wait_seconds += max(0.0, time.monotonic() - max(sent, flight.result()[1]))
 
     def _emit(self) -> None:
-        if self._pending:
-            self._on_outputs(self._step_number - 1, self._pending)
-            self._pending = []
+        step, outputs = self._pending
+        if outputs:
+            self._on_outputs(step, outputs)
+            self._pending = (step, [])
 
     def _attach(self) -> None:
         """Begin a session, on the same pool if only the stream broke, and let every live sequence be opened anew."""
@@ -217,11 +223,15 @@ class Engine:
         if self._exchange is None or not self._reattached(self._exchange):
             self._device.unbind()
             if self._exchange is not None:
+                # The old pool is unmapped before a new one is asked for: both may not fit into memory.
                 self._exchange.close()
+                self._exchange = None
             self._exchange = self._connect()
             self._device.bind(self._exchange.memory, self._exchange.granted.num_blocks)
         self._scheduler.restart()
         self._held_since = None
+        # The session that this one supersedes ends with its first message.
+        self._must_talk = True
         self._state = EngineState(time.monotonic(), self._step_number)
         log.info("attached to the cache manager", epoch=self._exchange.granted.epoch)
 

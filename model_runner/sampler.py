@@ -64,7 +64,9 @@ def sample(logits: torch.Tensor, requests: Rows[SampleRequest]) -> list[int]:
 def _sample_random(logits: torch.Tensor, requests: list[SampleRequest]) -> list[int]:
     params = [request.params for request in requests]
     temperature = logits.new_tensor([p.temperature for p in params], dtype=torch.float64)
-    weights = (logits.double() / temperature[:, None]).softmax(dim=-1)
+    # The likeliest token at 0, so that no temperature, however small, divides into infinity minus infinity.
+    scaled = logits.double() - logits.amax(dim=-1, keepdim=True)
+    weights = (scaled / temperature[:, None]).softmax(dim=-1)
     if any(p.top_k > 0 or p.top_p < 1 for p in params):
         weights = _keep_top(weights, params)
     if any(p.min_p > 0 for p in params):
@@ -85,5 +87,7 @@ def _keep_top(weights: torch.Tensor, params: list[SamplingParams]) -> torch.Tens
     top_p = weights.new_tensor([p.top_p for p in params])
     ordered = ordered.masked_fill(torch.arange(vocab) >= top_k[:, None], 0)
     before = ordered.cumsum(dim=-1) - ordered
-    ordered = ordered.masked_fill(before >= top_p[:, None] * ordered.sum(dim=-1, keepdim=True), 0)
+    dropped = before >= top_p[:, None] * ordered.sum(dim=-1, keepdim=True)
+    dropped[:, 0] = False
+    ordered = ordered.masked_fill(dropped, 0)
     return torch.zeros_like(weights).scatter_(-1, order, ordered)

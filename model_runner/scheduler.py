@@ -37,8 +37,6 @@ from pagekeeper.common.operations import (
 _PlannedOperation = Seal | Release | Extend | Open
 
 _ORDER = attrgetter("order")
-_MAX_OPENS_PER_STEP = 4
-"""How much an Open finds in the cache is only known with its answer; a few at a time bound what is held too early."""
 
 
 @dataclass(frozen=True)
@@ -208,16 +206,16 @@ class Scheduler:
                 yield Extend(sequence.id, sequence.num_launched + num_tokens)
 
     def _opens(self) -> Iterator[Open]:
-        if self._short:
-            return
+        room = max(0, self._limits.max_sequences - len(self.running))
         # While the oldest Open is refused, the younger ones would be too.
-        most = 1 if self._head_refused else _MAX_OPENS_PER_STEP
-        room = min(most, self._limits.max_sequences - len(self.running))
+        candidates = self.waiting[: min(room, 1) if self._head_refused or self._short else room]
         prefill = sum(s.length_after_step - s.num_launched for s in self.running)
-        for sequence in self.waiting[: max(0, room)]:
-            if prefill >= self._limits.max_batch_tokens:
+        for sequence in candidates:
+            # An Open that was refused keeps its place among all runners only as long as it is tried again.
+            if not sequence.open_sent and (self._short or prefill >= self._limits.max_batch_tokens):
                 return
-            prefill += len(sequence.token_ids)
+            # What was computed once is most likely still in the cache.
+            prefill += len(sequence.token_ids) - min(sequence.was_computed, len(sequence.token_ids) - 1)
             sequence.open_sent = True
             yield Open(
                 sequence.id,

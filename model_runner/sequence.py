@@ -29,7 +29,6 @@ class SamplingParams:
     """0 is off."""
     min_p: float
     seed: int
-    max_tokens: int
     stop_token_ids: frozenset[int]
 
 

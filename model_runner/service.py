@@ -7,6 +7,7 @@ process lives while the EngineReport in it shows what the engine's thread is doi
 import asyncio
 import contextlib
 import itertools
+import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -132,7 +133,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             async for message in requests:
                 match message.WhichOneof("message"):
                     case "submit":
-                        self._submit(message.submit, gateway)
+                        self._take(message.submit, gateway)
                     case "cancel":
                         self._cancel(gateway, message.cancel.request)
                     case "ping":
@@ -141,13 +142,23 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         finally:
             gateway.outbox.put_nowait(None)
 
+    def _take(self, submit: runner_pb2.Submit, gateway: _Gateway) -> None:
+        """Submit; a fault of ours ends this request and no other."""
+        try:
+            self._submit(submit, gateway)
+        except Exception:
+            error_id = uuid.uuid4().hex
+            log.exception("submit failed", error_id=error_id, request_id=submit.request_id)
+            self._cancel(gateway, submit.request)
+            self._refuse(submit, gateway, runner_pb2.Refusal(code=runner_pb2.Refusal.CODE_INTERNAL, error_id=error_id))
+
     def _submit(self, submit: runner_pb2.Submit, gateway: _Gateway) -> None:
         self._cancel(gateway, submit.request)
         refusal = self._refusal(submit)
         if refusal is not None:
-            output = runner_pb2.SequenceOutput(request=submit.request, attempt=submit.attempt, refusal=refusal)
-            self._send(gateway, 0, [output])
+            self._refuse(submit, gateway, refusal)
             return
+        log.debug("request submitted", request_id=submit.request_id, tenant=submit.tenant, attempt=submit.attempt)
         origin = _Origin(gateway, submit.request, submit.attempt)
         gateway.sequences[submit.request] = []
         for candidate in submit.candidates or [runner_pb2.Submit.Candidate()]:
@@ -171,7 +182,6 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
                 top_k=sampling.top_k,
                 min_p=sampling.min_p,
                 seed=sampling.seed,
-                max_tokens=sampling.max_tokens,
                 stop_token_ids=frozenset(sampling.stop_token_ids),
             ),
             candidate=candidate.index,
@@ -199,6 +209,10 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         else:
             return None
         return runner_pb2.Refusal(code=runner_pb2.Refusal.CODE_INVALID, field=field_, detail=detail)
+
+    def _refuse(self, submit: runner_pb2.Submit, gateway: _Gateway, refusal: runner_pb2.Refusal) -> None:
+        output = runner_pb2.SequenceOutput(request=submit.request, attempt=submit.attempt, refusal=refusal)
+        self._send(gateway, 0, [output])
 
     def _cancel(self, gateway: _Gateway, request: int) -> None:
         for sequence_id in gateway.sequences.pop(request, []):
@@ -242,7 +256,8 @@ def _wire_output(output: Output, origin: _Origin) -> runner_pb2.SequenceOutput:
             cached_tokens=sequence.num_cached_tokens or 0,
             resumed_tokens=sequence.num_resumed_tokens,
             recomputed_tokens=sequence.num_recomputed_tokens,
-            completion_tokens=sequence.num_generated_tokens,
+            # The engine may have gone on: the sequence itself can be longer by now.
+            completion_tokens=output.position + (output.token_id is not None),
         )
     return runner_pb2.SequenceOutput(
         request=origin.request,

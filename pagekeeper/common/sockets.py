@@ -1,7 +1,10 @@
 """The runtime directory with the internal sockets, and gRPC options that every process uses."""
 
+import contextlib
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from pagekeeper.common.errors import ConfigurationError
@@ -51,6 +54,22 @@ class RuntimeDir:
     def runner_sockets(self) -> list[Path]:
         """Every runner socket that exists now, by name."""
         return sorted(self.path.glob("runner-*.sock"))
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Be the only process called `name` here.
+
+        The kernel drops the lock when its holder dies, so a socket found under it is a dead process's.
+
+        Raises:
+            ConfigurationError: another process holds it.
+        """
+        with (self.path / f"{name}.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigurationError(f"runtime_dir: another {name} serves {self.path}") from error
+            yield
 
     def prepare(self) -> None:
         """Create the directory, mode 0700, or check the one that is there.

@@ -58,7 +58,6 @@ class EngineUnderTest:
         self.engine = Engine(
             self.scheduler,
             CpuDevice(model.decoder, select_kernels("cpu"), layout),
-            BLOCK_SIZE,
             self._connect,
             self._deliver,
             StepCost(60.0, 1.0),
@@ -91,7 +90,7 @@ class EngineUnderTest:
             token_ids=[*prompt, *generated],
             num_prompt_tokens=len(prompt),
             max_total_tokens=min(len(prompt) + max_tokens, max_context),
-            sampling=SamplingParams(temperature, top_p, 0, 0.0, seed, max_tokens, stop),
+            sampling=SamplingParams(temperature, top_p, 0, 0.0, seed, stop),
             priority=priority,
             num_resumed_tokens=len(generated),
             was_computed=len(prompt) + len(generated) - 1 if generated else 0,

@@ -1,6 +1,7 @@
 """What an answer must not depend on: batching, chunking, caching, preemption, a restart of the cache manager."""
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,6 +176,31 @@ def test_a_lost_cache_manager_only_makes_streams_pause(model: LoadedModel, reaso
             under_test.cache.lose(reason)
         assert under_test.wait(*answers) == expected
         assert len(under_test.caches) == num_pools
+        under_test.settle()
+
+
+@pytest.mark.parametrize(("reason", "session"), [("the stream broke", (1, 2)), ("closed", (2, 1))])
+def test_an_idle_runner_begins_a_new_session_for_a_lost_one(
+    model: LoadedModel, reason: str, session: tuple[int, int]
+) -> None:
+    with running_engine(model) as under_test:
+        under_test.wait(under_test.submit(prompt_of(20, seed=0)))
+        under_test.settle()
+        under_test.cache.lose(reason)
+        deadline = time.monotonic() + 20
+        while (len(under_test.caches), under_test.cache.granted.epoch) != session:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        under_test.settle()
+
+
+def test_blocks_that_a_lost_session_held_come_back_without_another_request(model: LoadedModel) -> None:
+    with running_engine(model) as under_test:
+        answer = under_test.submit(prompt_of(20, seed=0), max_tokens=300)
+        while len(answer.token_ids) < 5:
+            under_test.steps.get(timeout=30)
+        under_test.engine.cancel(answer.sequence.id)
+        under_test.cache.lose()
         under_test.settle()
 
 

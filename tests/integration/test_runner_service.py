@@ -87,7 +87,6 @@ async def runner(model: LoadedModel, runtime_dir: Path) -> AsyncIterator[Runner]
     engine = Engine(
         Scheduler(SchedulerLimits(BLOCK_SIZE, 64, 16)),
         CpuDevice(model.decoder, select_kernels("cpu"), pool.layout),
-        BLOCK_SIZE,
         pool.attach,
         lambda step, outputs: loop.call_soon_threadsafe(service.deliver, step, outputs),
         StepCost(60.0, 1.0),

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from model_runner.sampler import SampleRequest, philox4x32, sample, uniform
 from model_runner.sequence import SamplingParams
 
-DEFAULTS = SamplingParams(
-    temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=7, max_tokens=16, stop_token_ids=frozenset()
-)
+DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=7, stop_token_ids=frozenset())
 
 
 def request(position: int = 0, candidate: int = 0, **changes: float) -> SampleRequest:
@@ -53,7 +51,17 @@ def test_zero_temperature_is_the_likeliest_token() -> None:
     assert sample(logits, [request(p, temperature=0.0) for p in range(5)]) == logits.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("changes", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-6}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top_k": 1},
+        {"top_p": 1e-9},
+        {"top_p": 5e-324, "top_k": 5},
+        {"min_p": 1.0},
+        {"temperature": 1e-6},
+        {"temperature": 5e-324},
+    ],
+)
 def test_case_21_the_narrowest_filters_leave_the_likeliest_token(changes: dict[str, float]) -> None:
     """Case 21: tiny top_p = argmax; top_k 1 = argmax."""
     logits = random_logits(20)

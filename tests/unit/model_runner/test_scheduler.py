@@ -87,7 +87,7 @@ class Runner:
             token_ids=[number] * num_prompt,
             num_prompt_tokens=num_prompt,
             max_total_tokens=num_prompt + max_tokens,
-            sampling=SamplingParams(0.0, 1.0, 0, 0.0, 0, max_tokens, frozenset({STOP})),
+            sampling=SamplingParams(0.0, 1.0, 0, 0.0, 0, frozenset({STOP})),
             priority=priority,
         )
         self.scheduler.add(sequence)
