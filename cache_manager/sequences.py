@@ -273,7 +273,7 @@ class Sequences:
 
 
 def _are_token_ids(token_ids: list[int]) -> bool:
-    return all(0 <= token_id <= _MAX_TOKEN_ID for token_id in token_ids)
+    return not token_ids or (min(token_ids) >= 0 and max(token_ids) <= _MAX_TOKEN_ID)
 
 
 def _not_token_ids() -> Refused:
