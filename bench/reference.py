@@ -78,19 +78,13 @@ class Reference:
             logits = self._model(torch.tensor([token_ids])).logits[0]
         return torch.as_tensor(logits)
 
-    def parting(self, prompt: list[int], answer: list[int], *, stopped: bool) -> Parting | None:
-        """Where a greedy answer leaves the reference's; None if nowhere.
-
-        Args:
-            prompt: token ids.
-            answer: token ids, without the end-of-sequence token.
-            stopped: the answer ended because its next token was an end-of-sequence token.
-        """
-        logits = self.logits(prompt + answer)[len(prompt) - 1 :]
-        best = logits.argmax(dim=-1).tolist()
-        position = next((i for i, token in enumerate(answer) if token != best[i]), len(answer))
-        if position == len(answer) and not (stopped and best[position] not in self._end_ids()):
+    def parting(self, prompt: list[int], answer: list[int]) -> Parting | None:
+        """Where a greedy answer leaves the reference's; None if nowhere. Both go on past the end-of-sequence token."""
+        logits = self.logits(prompt + answer)[len(prompt) - 1 : -1]
+        differs = (logits.argmax(dim=-1) != torch.tensor(answer)).nonzero()
+        if not len(differs):
             return None
+        position = int(differs[0])
         first, second = logits[position].topk(2).values.tolist()
         return Parting(position, first - second)
 
@@ -103,7 +97,3 @@ class Reference:
         )
         first, second = self.logits(prompt + one[:position])[-1].topk(2).values.tolist()
         return Parting(position, first - second)
-
-    def _end_ids(self) -> set[int]:
-        end = self._model.generation_config.eos_token_id
-        return set(end) if isinstance(end, list) else {end}
