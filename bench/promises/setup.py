@@ -36,7 +36,14 @@ def tests_pass(bench: Workbench) -> Outcome:
     )
 
 
+def containers_serve(_: Workbench) -> Outcome:
+    seconds, output, code = run("make", "compose-test")
+    last = output.strip().splitlines()[-1].strip("= ")
+    return Outcome(f"{seconds / 60:.1f} min, exit {code}: {last}", "exit 0", code == 0)
+
+
 PROMISES = [
     Promise("make demo, run again, answers and shows the cache", demo_answers),
     Promise("make test passes", tests_pass),
+    Promise("make compose-test: three containers serve, recover and leave nothing behind", containers_serve),
 ]

@@ -1,0 +1,42 @@
+"""Promises that the test suite measures: each row runs its tests and counts them."""
+
+import re
+import subprocess
+import sys
+
+from bench.promise import Outcome, Promise, Workbench
+
+
+def promise(name: str, *paths: str) -> Promise:
+    """A promise that is kept when every test under `paths` passes."""
+
+    def measure(_: Workbench) -> Outcome:
+        command = [sys.executable, "-m", "pytest", "-q", "--durations=0", "--durations-min=1e9", *paths]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        summary = done.stdout.strip().splitlines()[-1].strip("= ")
+        return Outcome(summary, "all tests", done.returncode == 0 and re.search(r"\d+ passed", summary) is not None)
+
+    return Promise(name, measure)
+
+
+_INTEGRATION = "tests/integration"
+
+PROMISES = [
+    promise("logits within 2e-3 of transformers: architectures, rope, GGUF types, the demo model", "tests/golden"),
+    promise(
+        "two runners on one small pool neither deadlock nor starve", f"{_INTEGRATION}/test_cache_manager_sharing.py"
+    ),
+    promise(
+        "each process: exit code 0 after a drain that finishes what runs, else non-zero",
+        f"{_INTEGRATION}/test_runner_process.py",
+        f"{_INTEGRATION}/test_gateway_process.py",
+        f"{_INTEGRATION}/test_cache_manager.py",
+        f"{_INTEGRATION}/test_up.py",
+    ),
+    promise(
+        "damaged and hostile model files: one typed line, no memory by the file's word",
+        "tests/unit/model",
+        f"{_INTEGRATION}/test_model_files.py",
+    ),
+    promise("a 17 MiB message, a 200,000-token prompt: typed errors", f"{_INTEGRATION}/test_client.py"),
+]
