@@ -144,8 +144,8 @@ def test_sigterm_lets_a_running_answer_finish_and_leaves_nothing_behind(start_se
     assert not [pid for pid in pids.values() if exists(pid)]
 
 
-def test_nothing_outlives_a_killed_supervisor(start_server: StartServer) -> None:
-    server = start_server()
+def test_nothing_outlives_a_killed_supervisor(start_server: StartServer, runtime_dir: Path) -> None:
+    server = start_server("--runtime-dir", str(runtime_dir))
     pids = server.pids()
     os.kill(server.pid, signal.SIGKILL)
     wait_until(lambda: not [pid for pid in pids.values() if exists(pid)], "every child ends")
