@@ -3,20 +3,26 @@
 import bisect
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pagekeeper.common.errors import OverloadedError
 
 _RETRY_AFTER_S = 1.0
 
 
-@dataclass(order=True)
-class Ticket:
-    """A request's place: it waits until `on_grant` is called, and then has a permit until it leaves."""
+@dataclass(eq=False)
+class Permit:
+    """A request's permit to be with a runner; it waits for it until `on_grant` is called.
+
+    Attributes:
+        priority: lower goes first.
+        arrival: given by `Admission.permit`; the earlier of equal priority goes first.
+        on_grant: must not raise: it may be called while another request leaves.
+    """
 
     priority: int
     arrival: int
-    on_grant: Callable[[], None] = field(compare=False)
+    on_grant: Callable[[], None]
 
 
 class Admission:
@@ -26,8 +32,8 @@ class Admission:
         self._max_concurrent = max_concurrent
         self._max_queue = max_queue
         self._arrivals = itertools.count()
-        self._running: set[int] = set()
-        self._waiting: list[Ticket] = []
+        self._running: set[Permit] = set()
+        self._waiting: list[Permit] = []
 
     @property
     def running(self) -> int:
@@ -39,33 +45,44 @@ class Admission:
         """Requests in the queue."""
         return len(self._waiting)
 
-    def enter(self, priority: int, on_grant: Callable[[], None]) -> Ticket:
-        """Ask for a permit; `on_grant` is called once, now or when one becomes free.
+    def permit(self, priority: int, on_grant: Callable[[], None]) -> Permit:
+        """A permit to `enter` with; until then there is nothing to give back, and `leave` does nothing."""
+        return Permit(priority, next(self._arrivals), on_grant)
+
+    def enter(self, permit: Permit, instead_of: Permit | None = None) -> None:
+        """Ask for a permit to be granted; `on_grant` is called once, now or when there is room.
+
+        Args:
+            permit: what `leave` takes back.
+            instead_of: another that leaves in favour of this one. Where it holds its permit or waits for it, this one
+                takes its place, and nobody else comes between.
 
         Raises:
             OverloadedError: the queue is full.
         """
-        has_permit_left = self.running < self._max_concurrent
-        if not has_permit_left and self.waiting >= self._max_queue:
+        if instead_of in self._running:
+            self._running.remove(instead_of)
+        elif instead_of is not None and instead_of in self._waiting:
+            self._waiting.remove(instead_of)
+            permit.arrival = instead_of.arrival
+        elif self.running >= self._max_concurrent and self.waiting >= self._max_queue:
             raise OverloadedError(
                 f"{self.running} requests are running and {self.waiting} wait; no more are taken", _RETRY_AFTER_S
             )
-        ticket = Ticket(priority, next(self._arrivals), on_grant)
-        if has_permit_left:
-            self._grant(ticket)
+        if self.running < self._max_concurrent:
+            self._grant(permit)
         else:
-            bisect.insort(self._waiting, ticket)
-        return ticket
+            bisect.insort(self._waiting, permit, key=lambda waiting: (waiting.priority, waiting.arrival))
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, permit: Permit) -> None:
         """Give the permit back, or the place in the queue; once more does nothing."""
-        if ticket.arrival in self._running:
-            self._running.remove(ticket.arrival)
+        if permit in self._running:
+            self._running.remove(permit)
             if self._waiting:
                 self._grant(self._waiting.pop(0))
-        elif ticket in self._waiting:
-            self._waiting.remove(ticket)
+        elif permit in self._waiting:
+            self._waiting.remove(permit)
 
-    def _grant(self, ticket: Ticket) -> None:
-        self._running.add(ticket.arrival)
-        ticket.on_grant()
+    def _grant(self, permit: Permit) -> None:
+        self._running.add(permit)
+        permit.on_grant()

@@ -19,10 +19,10 @@ class GatewaySettings(Settings):
     grace_s: float = Field(30.0, ge=0, description="Time that running requests get to end at a drain, in seconds.")
     max_request_s: float = Field(0.0, ge=0, description="Longest time a request may take, in seconds; 0: no limit.")
     slow_reader_s: float = Field(
-        60.0, gt=0, description="A client that leaves tokens unread for so many seconds may be ended."
+        60.0, gt=0, description="A client that leaves tokens unread for so many seconds is ended; it can resume."
     )
     slow_reader_tokens: int = Field(
-        1024, ge=0, description="It is ended when more than so many tokens wait for it; it can resume."
+        1024, ge=0, description="While its answer is being made, only if more than so many tokens wait for it."
     )
 
     @field_validator("listen")

@@ -9,8 +9,8 @@ from pagekeeper.common.errors import BugError
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a runner is asked for; the same in every attempt.
+class ResolvedRequest:
+    """What a runner is asked for, with every default filled in; the same in every attempt.
 
     Attributes:
         seed: the one in use, whoever chose it.
@@ -42,7 +42,7 @@ class Generation:
         recomputed_tokens: by attempt.
     """
 
-    work: Work
+    request: ResolvedRequest
     token_ids: list[int]
     stream: TokenStream = field(default_factory=TokenStream)
     number: int = 0

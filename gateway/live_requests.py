@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import ExitStack
 
+from gateway.admission import Permit
 from gateway.generation import Generation
 from pagekeeper.common.errors import DuplicateRequestError, PagekeeperError, SlowReaderError, UnavailableError
 
@@ -11,18 +12,20 @@ class LiveRequest:
     """One request with all that it holds.
 
     Attributes:
+        permit: None: its answer is made without a runner.
         release: gives everything back; closing it again does nothing. Both the handler and the end of the call close
             it, since a handler that is waiting at a `yield` is not told when its client leaves.
     """
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
+        self.permit: Permit | None = None
         self.release = ExitStack()
 
     def end(self, error: PagekeeperError) -> None:
-        """Give everything back now; the client gets the tokens that wait for it, and then `error`."""
-        self.generation.stream.fail(error)
+        """Give everything back now; the client gets what waits for it, and `error` if that is not the whole answer."""
         self.release.close()
+        self.generation.stream.fail(error)
 
 
 class LiveRequests:
@@ -40,29 +43,22 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._live)
 
-    def enter(self, live: LiveRequest, *, takes_over: bool) -> None:
-        """Register a request until its release is closed.
+    def find(self, tenant: str, request_id: str) -> LiveRequest | None:
+        """The live request with this id."""
+        return self._live.get((tenant, request_id))
 
-        Args:
-            live: the request.
-            takes_over: end an older one with the same id, as a client does that resumes.
-
-        Raises:
-            DuplicateRequestError: there is an older one.
-        """
-        work = live.generation.work
-        key = (work.tenant, work.request_id)
+    def enter(self, live: LiveRequest) -> None:
+        """Register a request until its release is closed; one with the same id is ended."""
+        key = (live.generation.request.tenant, live.generation.request.request_id)
         older = self._live.get(key)
-        if older is not None:
-            if not takes_over:
-                raise DuplicateRequestError(f"request id {work.request_id!r} has a live stream")
-            older.end(DuplicateRequestError(f"a newer stream has taken over request {work.request_id!r}"))
         self._live[key] = live
         self.emptied.clear()
-        live.release.callback(self._leave, key)
+        live.release.callback(self._leave, key, live)
+        if older is not None:
+            older.end(DuplicateRequestError(f"a newer stream has taken over request {key[1]!r}"))
 
     def end_slow_readers(self, max_tokens: int, max_seconds: float) -> None:
-        """End those with more than `max_tokens` unread, the oldest for longer than `max_seconds`."""
+        """End those whose tokens wait for longer than `max_seconds` (`TokenStream.is_stalled`)."""
         for live in list(self._live.values()):
             if live.generation.stream.is_stalled(max_tokens, max_seconds):
                 live.end(SlowReaderError("the stream is not being read; resume it with the tokens received"))
@@ -72,7 +68,8 @@ class LiveRequests:
         for live in list(self._live.values()):
             live.end(UnavailableError(reason))
 
-    def _leave(self, key: tuple[str, str]) -> None:
-        del self._live[key]
+    def _leave(self, key: tuple[str, str], live: LiveRequest) -> None:
+        if self._live.get(key) is live:
+            del self._live[key]
         if not self._live:
             self.emptied.set()

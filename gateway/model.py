@@ -126,7 +126,7 @@ def _sampling_defaults(generation_config: dict[str, Any], path: Path) -> Samplin
     }
     try:
         return SamplingDefaults(**given)
-    except (InvalidRequestError, TypeError) as error:
+    except (InvalidRequestError, OverflowError) as error:
         raise ConfigurationError(f"model: {path / 'generation_config.json'}: {error}") from error
 
 
@@ -138,6 +138,12 @@ def _end_token_ids(
 ) -> frozenset[int]:
     """Those of generation_config.json, else of config.json; the tokenizer's own end-of-sequence token always."""
     listed = generation_config.get("eos_token_id", config.get("eos_token_id"))
-    ids = set(listed) if isinstance(listed, list) else {listed}
-    ids.add(tokenizer.token_id(_token_text(tokenizer_config.get("eos_token")) or ""))
-    return frozenset(token_id for token_id in ids if isinstance(token_id, int))
+    ids = [*listed] if isinstance(listed, list) else [listed]
+    ids.append(tokenizer.token_id(_token_text(tokenizer_config.get("eos_token")) or ""))
+    given = [token_id for token_id in ids if token_id is not None]
+    vocab_size = config.get("vocab_size")
+    most = max(tokenizer.vocab_size, vocab_size if isinstance(vocab_size, int) else 0)
+    for token_id in given:
+        if type(token_id) is not int or not 0 <= token_id < most:
+            raise ConfigurationError(f"model: eos_token_id: {token_id!r} is not a token id; they are 0 to {most - 1}")
+    return frozenset(given)

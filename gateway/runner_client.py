@@ -50,6 +50,11 @@ class RunnerClient:
         """Whether some runner is alive and has its cache manager."""
         return any(link.is_serving for link in self._links)
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether `limits` are known."""
+        return self._limits is not None
+
     async def limits(self) -> Limits:
         """What the model can take; known from the first runner on.
 
@@ -64,7 +69,7 @@ class RunnerClient:
         return self._limits
 
     def submit(self, generation: Generation) -> None:
-        """Have the generation's stream filled until its last token, `cancel`, or failure."""
+        """Have the generation's stream filled until its last token, `cancel`, or failure. Raises nothing itself."""
         generation.number = next(self._numbers)
         self._place(generation)
 
@@ -109,12 +114,16 @@ class RunnerClient:
     def _place(self, generation: Generation) -> None:
         """Submit to the ready runner with the least to do, or wait for one."""
         if generation.losses_in_a_row >= _MAX_LOSSES_IN_A_ROW:
+            # Not UNAVAILABLE: a client that tries again would take the runners down again.
             text = f"{generation.losses_in_a_row} runners were lost in a row before they made a token"
-            generation.stream.fail(UnavailableError(text))
+            generation.stream.fail(BugError(f"request {generation.request.request_id}: {text}"))
             return
         ready = [link for link in self._links if link.is_ready]
         if ready:
-            min(ready, key=lambda link: len(link.generations)).submit(generation)
+            try:
+                min(ready, key=lambda link: len(link.generations)).submit(generation)
+            except Exception as error:  # noqa: BLE001 - it is this request's fault, and others are being placed as well
+                generation.stream.fail(error)
             return
         timer = asyncio.get_running_loop().call_later(self._runner_wait_s, self._give_up, generation)
         self._waiting[generation.number] = generation, timer
@@ -148,13 +157,13 @@ class RunnerClient:
         if output.HasField("usage"):
             generation.count(output.usage.cached_tokens, output.usage.recomputed_tokens)
         finish_reason = FinishReason(output.finish_reason) if output.finish_reason else None
+        if finish_reason:
+            del link.generations[generation.number]
         try:
             generation.accept(output.position, list(output.token_ids), finish_reason)
         except BugError as error:
             link.cancel(generation.number)
             generation.stream.fail(error)
-        if finish_reason:
-            link.generations.pop(generation.number, None)
 
     def _on_refusal(self, link: RunnerLink, generation: Generation, refusal: runner_pb2.Refusal) -> None:
         match refusal.code:

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import grpc
+import structlog
 
 from gateway.generation import Generation
+from pagekeeper.common.errors import BugError
 from pagekeeper.common.sockets import CHANNEL_OPTIONS
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
 
@@ -18,6 +20,8 @@ _MAX_MANAGER_WAIT_S = 2.0
 _OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[runner_pb2.ServeRequest, runner_pb2.ServeResponse]"
+
+log = structlog.get_logger()
 
 
 class RunnerLink:
@@ -65,10 +69,11 @@ class RunnerLink:
         return self.is_ready and self._engine is not None and not _misses_manager(self._engine)
 
     def submit(self, generation: Generation) -> None:
-        """Begin a new attempt of this generation here."""
-        generation.attempt += 1
+        """Begin a new attempt of this generation here; nothing has changed if it cannot be put into a message."""
+        submit = _to_submit(generation, generation.attempt + 1)
+        generation.attempt = submit.attempt
         self.generations[generation.number] = generation
-        self._outbox.put_nowait(runner_pb2.ServeRequest(submit=_to_submit(generation)))
+        self._outbox.put_nowait(runner_pb2.ServeRequest(submit=submit))
 
     def cancel(self, number: int) -> None:
         """Stop a generation if it is here."""
@@ -98,25 +103,35 @@ class RunnerLink:
     async def _read(self, call: "_Call") -> str:
         try:
             async for response in call:
-                match response.WhichOneof("message"):
-                    case "hello":
-                        self._hello = response.hello
-                    case "pong" if _is_hung(response.pong.engine):
-                        return f"step {response.pong.engine.step} hangs"
-                    case "pong":
-                        self._take_pong(response.pong)
-                    case "step":
-                        for output in response.step.outputs:
-                            self._on_output(self, output)
+                if response.HasField("pong") and _is_hung(response.pong.engine):
+                    return f"step {response.pong.engine.step} hangs"
+                self._take(response)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
+        except Exception as error:  # whatever one runner sends, the others and all clients live on
+            log.error("wrong message from a runner", target=self._target, exc_info=error)
+            return f"a wrong message: {type(error).__name__}"
         return "the runner ended the stream"
 
+    def _take(self, response: runner_pb2.ServeResponse) -> None:
+        match response.WhichOneof("message"):
+            case "hello":
+                if not (response.hello.vocab_size and response.hello.max_context_length):
+                    raise BugError("a runner without a vocabulary or a context")
+                self._hello = response.hello
+            case "pong":
+                self._take_pong(response.pong)
+            case "step":
+                for output in response.step.outputs:
+                    self._on_output(self, output)
+
     def _take_pong(self, pong: runner_pb2.Pong) -> None:
-        is_first = self._engine is None
+        if self._hello is None:
+            raise BugError("the runner has not introduced itself")
         self._unanswered_pings = 0
+        is_first = self._engine is None
         self._engine = pong.engine
-        if is_first and self._hello is not None:
+        if is_first:
             self._on_ready(self._hello)
 
     async def _ping(self) -> str:
@@ -138,24 +153,24 @@ def _misses_manager(engine: runner_pb2.EngineReport) -> bool:
     return waits and engine.seconds > _MAX_MANAGER_WAIT_S
 
 
-def _to_submit(generation: Generation) -> runner_pb2.Submit:
-    work = generation.work
+def _to_submit(generation: Generation, attempt: int) -> runner_pb2.Submit:
+    request = generation.request
     candidate = runner_pb2.Submit.Candidate(index=0, generated_token_ids=generation.token_ids)
     return runner_pb2.Submit(
         request=generation.number,
-        attempt=generation.attempt,
-        request_id=work.request_id,
-        tenant=work.tenant,
-        prompt_token_ids=work.prompt_token_ids,
+        attempt=attempt,
+        request_id=request.request_id,
+        tenant=request.tenant,
+        prompt_token_ids=request.prompt_token_ids,
         candidates=[candidate],
         sampling=runner_pb2.ResolvedSampling(
-            temperature=work.sampling.temperature,
-            top_p=work.sampling.top_p,
-            top_k=work.sampling.top_k,
-            min_p=work.sampling.min_p,
-            seed=work.seed,
-            max_tokens=work.max_tokens,
-            stop_token_ids=sorted(work.stop_token_ids),
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
+            top_k=request.sampling.top_k,
+            min_p=request.sampling.min_p,
+            seed=request.seed,
+            max_tokens=request.max_tokens,
+            stop_token_ids=sorted(request.stop_token_ids),
         ),
-        priority=work.priority,
+        priority=request.priority,
     )

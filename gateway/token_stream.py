@@ -19,7 +19,8 @@ class Tokens:
 class TokenStream:
     """Written by the runner client, read by one handler; never blocks the writer.
 
-    The answer's length bounds what can wait here. A reader that leaves too much of it for too long `is_stalled`.
+    It ends once, with the last tokens or with a failure, whenever the reader comes to see that. The answer's length
+    bounds what can wait here. A reader that leaves it for too long `is_stalled`.
 
     Args:
         clock: seconds, monotonic.
@@ -32,19 +33,35 @@ class TokenStream:
         self._error: Exception | None = None
         self._changed = asyncio.Event()
         self._waiting_since: float | None = None
+        self._on_end: Callable[[], None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more can come."""
+        return self._finish_reason is not None or self._error is not None
+
+    def when_ended(self, on_end: Callable[[], None]) -> None:
+        """Have `on_end` called when the stream ends, read or not. To be set once, before it has ended."""
+        self._on_end = on_end
 
     def push(self, token_ids: Sequence[int], finish_reason: FinishReason | None = None) -> None:
         """Add the next tokens; with a finish reason they are the last."""
         self._token_ids += token_ids
         self._finish_reason = finish_reason
+        self._wake_reader()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream: `next` raises `error` once the tokens before it are read; nothing if it has ended already."""
+        if not self.has_ended:
+            self._error = error
+            self._wake_reader()
+
+    def _wake_reader(self) -> None:
         if self._waiting_since is None:
             self._waiting_since = self._clock()
         self._changed.set()
-
-    def fail(self, error: Exception) -> None:
-        """End the stream: `next` raises `error` once the tokens before it are read. The first failure counts."""
-        self._error = self._error or error
-        self._changed.set()
+        if self.has_ended and self._on_end is not None:
+            self._on_end()
 
     async def next(self) -> Tokens:
         """Everything that waits, or the next tokens to come. Not to be called again after the last tokens.
@@ -63,7 +80,10 @@ class TokenStream:
         return tokens
 
     def is_stalled(self, max_tokens: int, max_seconds: float) -> bool:
-        """Whether more than `max_tokens` wait, the oldest for longer than `max_seconds`."""
-        if self._waiting_since is None or len(self._token_ids) <= max_tokens:
+        """Whether what waits has been left unread for longer than `max_seconds`.
+
+        Up to `max_tokens` are no stall as long as more can come: they are few, and their request is at work anyway.
+        """
+        if self._waiting_since is None or (len(self._token_ids) <= max_tokens and not self.has_ended):
             return False
         return self._clock() - self._waiting_since > max_seconds

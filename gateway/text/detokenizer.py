@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _REPLACEMENT = "\ufffd"
+# At most three bytes of UTF-8 are an open sequence, each a token at worst, behind one token for decoders that treat the
+# first differently.
+_CONTEXT_TOKENS = 4
 
 
 class Decoder(Protocol):
@@ -23,40 +26,42 @@ class Detokenizer:
     """Turns the growing token ids of one answer into pieces of text whose join is the decoding of all of them.
 
     What a token adds to the text depends on its neighbours: some decoders drop a leading space at the very start, and a
-    character's bytes may be spread over tokens. So the tokens of the last emitted piece are decoded again together
-    with the new ones, and only the difference is emitted. The cost of a token does not grow with the answer.
+    character's bytes may be spread over tokens. So the last few tokens are decoded again together with the new ones,
+    and only the difference is emitted. The cost of a token does not grow with the answer.
+
+    All but a replacement character at the end is certain: an open sequence of UTF-8 shows as one, and is all that later
+    tokens can change. But a run of byte tokens is decoded as a whole, to characters if all of it is valid, else byte by
+    byte to replacements; so nothing of it is certain before it ends.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._context: list[int] = []
-        self._context_text = ""
-        self._pending: list[int] = []
+        self._emitted = 0
+        self._byte_run: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens; returns the text that is now certain, however the tokens are divided over calls."""
-        tried = len(self._pending)
-        self._pending += [token_id for token_id in token_ids if not self._decoder.is_silent(token_id)]
-        for length in range(len(self._pending), tried, -1):
-            piece = self._certain_text(self._pending[:length])
-            if piece:
-                self._context, self._pending = self._pending[:length], self._pending[length:]
-                self._context_text = self._decoder.decode(self._context)
-                return piece
-        return ""
+        new = [token_id for token_id in token_ids if not self._decoder.is_silent(token_id)]
+        settled = len(new)
+        while settled and self._decoder.is_byte(new[settled - 1]):
+            settled -= 1
+        if not settled:
+            self._byte_run += new
+            return ""
+        tokens = [*self._context, *self._byte_run, *new[:settled]]
+        piece = self._certain_text(tokens)[self._emitted :]
+        self._context = tokens[-_CONTEXT_TOKENS:]
+        self._emitted = len(self._certain_text(self._context))
+        self._byte_run = new[settled:]
+        return piece
 
     def flush(self) -> str:
         """The answer has ended: returns the rest, with a replacement character for a sequence that stayed open."""
-        text = self._decoder.decode([*self._context, *self._pending])
-        piece = text[len(self._context_text) :]
-        self._context, self._pending, self._context_text = [], [], ""
+        text = self._decoder.decode([*self._context, *self._byte_run])
+        piece = text[self._emitted :]
+        self._context, self._emitted, self._byte_run = [], 0, []
         return piece
 
     def _certain_text(self, token_ids: list[int]) -> str:
-        """The text of the next tokens, or nothing where a later token can still change its end."""
-        # A run of bytes is decoded as a whole: to characters if all of it is valid, else byte by byte to replacements.
-        if self._decoder.is_byte(token_ids[-1]):
-            return ""
-        text = self._decoder.decode([*self._context, *token_ids])
-        # A pending sequence of UTF-8 shows as a replacement character.
-        return "" if text.endswith(_REPLACEMENT) else text[len(self._context_text) :]
+        return self._decoder.decode(token_ids).removesuffix(_REPLACEMENT)

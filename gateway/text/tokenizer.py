@@ -32,6 +32,7 @@ class TextTokenizer:
 
     Attributes:
         vocab_size: one more than the highest token id; the model's own vocabulary may be padded beyond it.
+        longest_token: in characters of its name, which are as many as those of its text, or more.
     """
 
     def __init__(self, definition: str, chat_template: ChatTemplate | None = None) -> None:
@@ -42,7 +43,9 @@ class TextTokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._guard = _SpecialTokenGuard(content)
         self._byte_tokens = _byte_tokens(self._tokenizer, content["decoder"])
-        self.vocab_size: int = max(self._tokenizer.get_vocab().values()) + 1
+        vocab = self._tokenizer.get_vocab()
+        self.vocab_size: int = max(vocab.values()) + 1
+        self.longest_token: int = max(map(len, vocab))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain text prompt, with the tokens that the model wants at its start."""

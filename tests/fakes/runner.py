@@ -46,6 +46,8 @@ class Script:
         engine: the report in each Pong.
         refusal: the answer to each Submit.
         breaks_at: positions at which a sequence's stream breaks, each once.
+        pauses_at: the position that no sequence goes beyond.
+        last_reason: the finish reason of an answer that has all its tokens.
     """
 
     token: Callable[[int, int, Sequence[int]], int] = token_at
@@ -56,6 +58,8 @@ class Script:
     engine: runner_pb2.EngineReport = field(default_factory=idle)
     refusal: runner_pb2.Refusal | None = None
     breaks_at: list[int] = field(default_factory=list)
+    pauses_at: int | None = None
+    last_reason: int = types_pb2.FINISH_REASON_LENGTH
 
 
 class _BrokenError(Exception):
@@ -167,7 +171,9 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
             await asyncio.sleep(self.script.step_s)
             if self.script.is_paused or not live:
                 continue
-            outputs = [self._step_of(sequence) for sequence in live.values()]
+            pauses_at = self.script.pauses_at
+            moving = [sequence for sequence in live.values() if pauses_at is None or sequence.position < pauses_at]
+            outputs = [self._step_of(sequence) for sequence in moving]
             outbox.put_nowait(_step(outputs))
             for output in outputs:
                 if output.finish_reason:
@@ -193,7 +199,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
                 output.token_ids.append(token_id)
                 sequence.position += 1
                 if sequence.position == submit.sampling.max_tokens:
-                    output.finish_reason = types_pb2.FINISH_REASON_LENGTH
+                    output.finish_reason = self.script.last_reason
             if output.finish_reason:
                 resumed = len(submit.candidates[0].generated_token_ids)
                 output.usage.cached_tokens = 16

@@ -1,7 +1,9 @@
 """The gateway over loopback, with fake runners behind real Unix sockets: requests and their answers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -13,6 +15,7 @@ from pagekeeper.common.sockets import RuntimeDir
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc, runner_pb2, types_pb2
 from pagekeeper.v1.generate_pb2 import ChatMessage, GenerateRequest, Resume
 from tests.fakes.gateway import (
+    Answer,
     GatewayClient,
     error_info,
     failure,
@@ -185,6 +188,46 @@ async def test_excess_is_refused_at_once_with_the_time_to_come_back(
         await until(lambda: client.admission() == (0, 0))
 
 
+class Leaver:
+    """A client that leaves once its request is where the test wants it to be.
+
+    A deadline is counted from the call's begin, so one that was too early for that is tried again with more time.
+    """
+
+    def __init__(self, address: str, leave: str, max_tokens: int) -> None:
+        self._address = address
+        self._leave = leave
+        self._request = prompt_request(PROMPT, max_tokens=max_tokens)
+
+    async def call_until(self, is_there: Callable[[Answer], bool]) -> grpc.StatusCode | None:
+        """Call, leave when it is there; returns what the client sees, if it can still see anything."""
+        for timeout in (0.3, 1.0, 4.0, 16.0) if self._leave == "deadline" else (None,):
+            channel = grpc.aio.insecure_channel(self._address)
+            call = generate_pb2_grpc.GenerateServiceStub(channel).Generate(self._request, timeout=timeout)
+            answer = Answer()
+            reader = asyncio.create_task(self._read(call, answer))
+            await until(lambda: reader.done() or is_there(answer))  # noqa: B023 - awaited here
+            if reader.done():
+                await channel.close()
+                continue
+            if self._leave == "cancel":
+                call.cancel()
+            elif self._leave == "disconnect":
+                await channel.close()
+            code = await reader
+            await channel.close()
+            return code
+        raise AssertionError("the request never got there")
+
+    async def _read(self, call: "grpc.aio.UnaryStreamCall", answer: Answer) -> grpc.StatusCode:
+        try:
+            async for response in call:
+                answer.take(response)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):
+            pass
+        return await call.code()
+
+
 @pytest.mark.parametrize("leave", ["cancel", "deadline", "disconnect"])
 @pytest.mark.parametrize("when", ["in the queue", "in prefill", "in decode", "at the last token"])
 async def test_case_16_a_client_that_leaves_is_cancelled_at_the_runner(
@@ -192,41 +235,29 @@ async def test_case_16_a_client_that_leaves_is_cancelled_at_the_runner(
 ) -> None:
     """Case 16: reset while queued, in prefill, in decode, at the last token: the runner is told at once; alive."""
     async with running_gateway(runtime_dir, model, max_concurrent=1) as client:
-        runner.script.is_paused = when in ("in the queue", "in prefill")
+        # The runner stops where the client is to leave, so that only its leaving can end the request.
+        runner.script.pauses_at = {"in the queue": 0, "in prefill": 0, "in decode": 2, "at the last token": 2}[when]
         occupant = client.stub.Generate(prompt_request(PROMPT)) if when == "in the queue" else None
         if occupant:
             await until(lambda: runner.live)
-        channel = grpc.aio.insecure_channel(client.gateway.address)
-        stub = generate_pb2_grpc.GenerateServiceStub(channel)
-        timeout = 0.3 if leave == "deadline" else None
-        max_tokens = 3 if when == "at the last token" else 400
-        runner.script.step_s = 0.01
-        call = stub.Generate(prompt_request(PROMPT, max_tokens=max_tokens), timeout=timeout)
-        match when:
-            case "in the queue":
-                await until(lambda: client.admission() == (1, 1))
-            case "in prefill":
-                await until(lambda: runner.live)
-            case _:
-                responses = aiter(call)
-                for _ in range(2):
-                    await anext(responses)
-        if leave == "cancel":
-            call.cancel()
-        elif leave == "disconnect":
-            await channel.close()
-        if leave == "deadline" and when != "at the last token":
-            assert (await failure(call))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+        is_there: dict[str, Callable[[Answer], bool]] = {
+            "in the queue": lambda answer: client.admission() == (1, 1),
+            "in prefill": lambda answer: bool(runner.live),
+            "in decode": lambda answer: len(answer.token_ids) == 2,
+            "at the last token": lambda answer: len(answer.token_ids) == 2,
+        }
+        leaver = Leaver(client.gateway.address, leave, max_tokens=3 if when == "at the last token" else 400)
+        code = await leaver.call_until(is_there[when])
+        if leave == "deadline":
+            assert code == grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: client.admission() == ((1, 0) if occupant else (0, 0)))
         await until(lambda: len(runner.live) == bool(occupant))
         submitted = [submit.request for submit in runner.submits]
-        assert len(submitted) == 1
-        if when in ("in prefill", "in decode"):
-            await until(lambda: runner.cancels == submitted)
-        await channel.close()
-        runner.script.is_paused = False
         if occupant:
+            assert len(submitted) == 1
             occupant.cancel()
+        await until(lambda: runner.cancels == submitted)
+        runner.script.pauses_at = None
         assert len((await client.generate(prompt_request(PROMPT, max_tokens=5))).token_ids) == 5
 
 
@@ -290,20 +321,73 @@ async def test_case_28_slow_readers_lose_nothing(client: GatewayClient, runner: 
 async def test_tokens_of_many_streams_share_messages(client: GatewayClient, runner: FakeRunner) -> None:
     runner.script.step_s = 0.0
     answers = await asyncio.gather(*(client.generate(prompt_request(PROMPT, max_tokens=200)) for _ in range(16)))
-    assert sum(answer.num_messages for answer in answers) < 16 * 200
+    assert sum(answer.num_messages for answer in answers) < 16 * 200 / 2
+
+
+async def test_only_running_requests_slow_each_others_messages_down(
+    runtime_dir: Path, model: Path, runner: FakeRunner
+) -> None:
+    runner.script.is_paused = True
+    async with running_gateway(runtime_dir, model, max_concurrent=1) as client:
+        calls = [client.stub.Generate(prompt_request(PROMPT)) for _ in range(1)]
+        await until(lambda: client.admission() == (1, 0))
+        pause_s = client.gateway._service._pause_s()
+        calls += [client.stub.Generate(prompt_request(PROMPT)) for _ in range(9)]
+        await until(lambda: client.admission() == (1, 9))
+        assert client.gateway._service._pause_s() == pause_s
+        for call in calls:
+            call.cancel()
+
+
+@asynccontextmanager
+async def unread_stream(client: GatewayClient, max_tokens: int) -> AsyncIterator["grpc.aio.UnaryStreamCall"]:
+    """A stream whose client does not read it, with a window so small that the gateway's handler is held up."""
+    small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4096)]
+    async with grpc.aio.insecure_channel(client.gateway.address, options=small_window) as channel:
+        yield generate_pb2_grpc.GenerateServiceStub(channel).Generate(prompt_request(PROMPT, max_tokens=max_tokens))
+
+
+async def test_a_reader_who_is_slow_at_the_end_keeps_nobody_from_the_runner(runtime_dir: Path, model: Path) -> None:
+    num_tokens = 600_000
+    script = Script(tokens_per_step=2000, token=lambda seed, position, prompt: 10)
+    async with (
+        FakeRunner(RuntimeDir(runtime_dir).runner_socket("a"), script, context_length=2 * num_tokens) as runner,
+        running_gateway(runtime_dir, model, max_concurrent=1, slow_reader_s=1000.0) as client,
+        unread_stream(client, num_tokens) as call,
+    ):
+        await until(lambda: runner.submits and not runner.live)
+        await until(lambda: client.admission() == (0, 0))
+        assert len(client.gateway._service._live) == 1
+        assert len((await client.generate(prompt_request(PROMPT, max_tokens=5))).token_ids) == 5
+        # Whatever ends it now, its answer is whole.
+        client.gateway._service._live.end_all("the server is shutting down")
+        answer = Answer()
+        async for response in call:
+            answer.take(response)
+        assert (len(answer.token_ids), answer.finish_reason) == (num_tokens, LENGTH)
+
+
+async def test_the_servers_own_limit_ends_a_request_that_is_not_read(runtime_dir: Path, model: Path) -> None:
+    script = Script(step_s=0.01, tokens_per_step=2000, token=lambda seed, position, prompt: 10)
+    async with (
+        FakeRunner(RuntimeDir(runtime_dir).runner_socket("a"), script, context_length=10**8) as runner,
+        running_gateway(runtime_dir, model, max_request_s=2.0) as client,
+        unread_stream(client, 10**7) as call,
+    ):
+        await until(lambda: runner.submits)
+        await until(lambda: client.admission() == (0, 0) and not runner.live)
+        code, status = await failure(call)
+        assert (code, error_info(status).reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
 
 
 async def test_a_client_that_does_not_read_is_ended(runtime_dir: Path, model: Path) -> None:
     num_tokens = 10_000_000
     script = Script(step_s=0.01, tokens_per_step=2000, token=lambda seed, position, prompt: 10)
-    socket = RuntimeDir(runtime_dir).runner_socket("a")
-    small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4096)]
     async with (
-        FakeRunner(socket, script, context_length=2 * num_tokens) as runner,
+        FakeRunner(RuntimeDir(runtime_dir).runner_socket("a"), script, context_length=2 * num_tokens) as runner,
         running_gateway(runtime_dir, model, slow_reader_s=0.1, slow_reader_tokens=10) as client,
-        grpc.aio.insecure_channel(client.gateway.address, options=small_window) as channel,
+        unread_stream(client, num_tokens) as call,
     ):
-        call = generate_pb2_grpc.GenerateServiceStub(channel).Generate(prompt_request(PROMPT, max_tokens=num_tokens))
         await until(lambda: runner.submits)
         await until(lambda: client.admission() == (0, 0))
         code, status = await failure(call)
@@ -371,6 +455,55 @@ async def test_a_resumed_stream_takes_over_the_live_one(client: GatewayClient, r
     assert [*first.deltas[0].token_ids, *newer.token_ids] == answer_of(1, PROMPT, 50)
     assert (await failure(older))[0] == grpc.StatusCode.ALREADY_EXISTS
     assert runner.cancels == [runner.submits[0].request]
+
+
+async def test_a_resumed_stream_keeps_its_permit_from_those_that_wait(
+    runtime_dir: Path, model: Path, runner: FakeRunner
+) -> None:
+    runner.script.pauses_at = 5
+    async with running_gateway(runtime_dir, model, max_concurrent=1, max_queue=1) as client:
+        request = prompt_request(PROMPT, seed=1, max_tokens=10)
+        request.request_id = "mine"
+        older = client.stub.Generate(request)
+        await until(lambda: client.admission() == (1, 0))
+        waiting = asyncio.create_task(client.generate(prompt_request(PROMPT, seed=2, max_tokens=10)))
+        await until(lambda: client.admission() == (1, 1))
+        request.resume.CopyFrom(Resume(candidates=[Resume.Candidate(token_ids=answer_of(1, PROMPT, 3))], seed=1))
+        newer = asyncio.create_task(client.generate(request))
+        await until(lambda: len(runner.submits) == 2)
+        assert client.admission() == (1, 1)
+        assert (await failure(older))[0] == grpc.StatusCode.ALREADY_EXISTS
+        runner.script.pauses_at = None
+        assert (await newer).token_ids == answer_of(1, PROMPT, 10)[3:]
+        assert (await waiting).token_ids == answer_of(2, PROMPT, 10)
+        assert [submit.sampling.seed for submit in runner.submits] == [1, 1, 2]
+
+
+async def test_a_request_that_no_message_can_hold_fails_alone_and_holds_nothing(
+    runtime_dir: Path, model: Path, runner: FakeRunner
+) -> None:
+    runner.script.is_paused = True
+    async with running_gateway(runtime_dir, model, max_concurrent=1, max_queue=2) as client:
+        service = client.gateway._service
+        right, wrong = service._model, dataclasses.replace(service._model, end_token_ids=frozenset([-1]))
+        service._model = wrong
+        for _ in range(4):
+            assert (await failure(client.stub.Generate(prompt_request(PROMPT))))[0] == grpc.StatusCode.INTERNAL
+        assert client.admission() == (0, 0)
+        assert not any(link.generations for link in client.gateway._runners._links)
+        service._model = right
+        first = asyncio.create_task(client.generate(prompt_request(PROMPT, max_tokens=5)))
+        await until(lambda: client.admission() == (1, 0))
+        service._model = wrong
+        second = asyncio.create_task(failure(client.stub.Generate(prompt_request(PROMPT))))
+        await until(lambda: client.admission() == (1, 1))
+        service._model = right
+        third = asyncio.create_task(client.generate(prompt_request(PROMPT, max_tokens=5)))
+        await until(lambda: client.admission() == (1, 2))
+        runner.script.is_paused = False
+        assert len((await first).token_ids) == len((await third).token_ids) == 5
+        assert (await second)[0] == grpc.StatusCode.INTERNAL
+        assert client.admission() == (0, 0)
 
 
 async def test_tokens_that_end_the_answer_already_need_no_runner(client: GatewayClient, runner: FakeRunner) -> None:

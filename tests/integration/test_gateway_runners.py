@@ -1,18 +1,19 @@
 """The gateway and its runners: one is lost, hangs, drains, comes back, or never comes."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
 
-from gateway.generation import Generation, Work
+from gateway.generation import Generation, ResolvedRequest
 from gateway.runner_client import RunnerClient
 from gateway.runner_link import RunnerLink
 from gateway.validation import Sampling
 from pagekeeper.common.errors import BugError
-from pagekeeper.common.sockets import RuntimeDir
-from pagekeeper.v1 import runner_pb2, types_pb2
+from pagekeeper.common.sockets import SERVER_OPTIONS, RuntimeDir, unix_target
+from pagekeeper.v1 import generate_pb2, runner_pb2, types_pb2
 from tests.fakes.gateway import (
     Answer,
     GatewayClient,
@@ -148,11 +149,84 @@ async def test_without_a_runner_a_request_waits_only_so_long(runtime_dir: Path, 
         assert not await client.is_serving()
 
 
+async def test_what_is_wrong_without_a_runner_is_said_without_one(runtime_dir: Path, model: Path) -> None:
+    async with running_gateway(runtime_dir, model, runner_wait_s=1000.0) as client:
+        unknown = generate_pb2.GenerateRequest(model="other", text="hi")
+        assert (await failure(client.stub.Generate(unknown)))[0] == grpc.StatusCode.NOT_FOUND
+        wrong = prompt_request(PROMPT, temperature=-1.0)
+        assert (await failure(client.stub.Generate(wrong)))[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_servers_own_limit_counts_the_wait_for_a_first_runner(runtime_dir: Path, model: Path) -> None:
+    async with running_gateway(runtime_dir, model, runner_wait_s=1000.0, max_request_s=0.2) as client:
+        code, status = await failure(client.stub.Generate(prompt_request(PROMPT)))
+        assert (code, error_info(status).reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
+
+
+async def test_a_drain_ends_the_wait_for_a_first_runner(runtime_dir: Path, model: Path) -> None:
+    async with running_gateway(runtime_dir, model, runner_wait_s=1000.0, grace_s=1000.0) as client:
+        call = asyncio.create_task(failure(client.stub.Generate(prompt_request(PROMPT))))
+        await until(lambda: client.gateway._service._entering)
+        client.stop.set()
+        code, status = await call
+        assert (code, status.message) == (grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+        await client.serving
+
+
+async def test_an_unknown_finish_reason_loses_the_link_and_nothing_else(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir
+) -> None:
+    script = Script(last_reason=99)
+    async with FakeRunner(sockets.runner_socket("a"), script) as runner, running_gateway(runtime_dir, model) as client:
+        call = asyncio.create_task(client.generate(prompt_request(PROMPT, seed=1, max_tokens=5)))
+        await until(lambda: len(runner.submits) == 2)
+        script.last_reason = types_pb2.FINISH_REASON_LENGTH
+        assert (await call).token_ids == answer_of(1, PROMPT, 5)
+        assert not client.serving.done()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\xff\xff\xff",
+        runner_pb2.ServeResponse(pong=runner_pb2.Pong(engine=idle())).SerializeToString(),
+        runner_pb2.ServeResponse(hello=runner_pb2.RunnerHello(runner_id="a")).SerializeToString(),
+    ],
+    ids=["no message", "no introduction", "no vocabulary"],
+)
+async def test_a_runner_that_sends_anything_wrong_is_never_ready(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir, message: bytes
+) -> None:
+    num_streams = 0
+
+    async def serve(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        nonlocal num_streams
+        num_streams += 1
+        yield message
+        async for _ in requests:
+            yield runner_pb2.ServeResponse(pong=runner_pb2.Pong(engine=idle())).SerializeToString()
+
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    method = {"Serve": grpc.stream_stream_rpc_method_handler(serve)}
+    service = grpc.method_handlers_generic_handler("pagekeeper.v1.RunnerService", method)
+    server.add_generic_rpc_handlers((service,))
+    server.add_insecure_port(unix_target(sockets.runner_socket("a")))
+    await server.start()
+    try:
+        async with running_gateway(runtime_dir, model) as client:
+            await until(lambda: num_streams == 3)
+            assert not client.serving.done()
+            assert not await client.is_serving()
+    finally:
+        await server.stop(None)
+
+
 async def test_a_lost_stream_that_nobody_resumes_says_how_far_it_got(
     runtime_dir: Path, model: Path, sockets: RuntimeDir
 ) -> None:
     async with running_gateway(runtime_dir, model, runner_wait_s=0.3) as client:
         async with FakeRunner(sockets.runner_socket("a"), Script(step_s=0.01)):
+            await client.until_serving()
             call = client.stub.Generate(prompt_request(PROMPT, seed=1, max_tokens=400))
             responses = aiter(call)
             received = list((await anext(responses)).deltas[0].token_ids)
@@ -174,7 +248,9 @@ async def test_a_request_that_takes_every_runner_down_is_given_up(
     script = Script(tokens_per_step=0, breaks_at=[0] * 9)
     async with FakeRunner(sockets.runner_socket("a"), script) as runner, running_gateway(runtime_dir, model) as client:
         code, status = await failure(client.stub.Generate(prompt_request(PROMPT)))
-        assert (code, "lost in a row" in status.message) == (grpc.StatusCode.UNAVAILABLE, True)
+        # Not UNAVAILABLE: that would have the client try again.
+        assert code == grpc.StatusCode.INTERNAL
+        assert error_info(status).metadata["error_id"] in status.message
         assert [submit.attempt for submit in runner.submits] == [1, 2, 3, 4, 5]
 
 
@@ -240,7 +316,7 @@ async def test_a_drain_ends_what_outlives_the_grace(runtime_dir: Path, model: Pa
 
 def lonely_generation() -> Generation:
     sampling = Sampling(0.0, 1.0, 0, 0.0, 1, 100, (), frozenset(), ignore_eos=False)
-    return Generation(Work("r", "default", PROMPT, sampling, 1, 100, frozenset(), 0), [])
+    return Generation(ResolvedRequest("r", "default", PROMPT, sampling, 1, 100, frozenset(), 0), [])
 
 
 async def test_output_of_an_older_attempt_is_dropped_and_a_gap_ends_the_request(sockets: RuntimeDir) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.admission import Admission, Ticket
+from gateway.admission import Admission, Permit
 from pagekeeper.common.errors import OverloadedError
 
 
@@ -13,8 +13,10 @@ class Door:
         self.admission = Admission(max_concurrent, max_queue)
         self.granted: list[str] = []
 
-    def enter(self, name: str, priority: int = 0) -> Ticket:
-        return self.admission.enter(priority, lambda: self.granted.append(name))
+    def enter(self, name: str, priority: int = 0, instead_of: Permit | None = None) -> Permit:
+        permit = self.admission.permit(priority, lambda: self.granted.append(name))
+        self.admission.enter(permit, instead_of)
+        return permit
 
 
 def test_permits_go_to_the_first_comers_and_then_by_arrival() -> None:
@@ -73,3 +75,44 @@ def test_without_a_queue_only_permits_count() -> None:
     door.admission.leave(running)
     door.enter("c")
     assert door.granted == ["a", "c"]
+
+
+def test_a_permit_handed_over_passes_the_queue_by() -> None:
+    door = Door(1, 1)
+    older = door.enter("older")
+    waiting = door.enter("waiting")
+    newer = door.enter("newer", instead_of=older)
+    door.admission.leave(older)
+    assert door.granted == ["older", "newer"]
+    door.admission.leave(newer)
+    assert door.granted == ["older", "newer", "waiting"]
+    door.admission.leave(waiting)
+    assert (door.admission.running, door.admission.waiting) == (0, 0)
+
+
+def test_a_place_in_the_queue_handed_over_is_kept() -> None:
+    door = Door(1, 2)
+    running, older, _ = (door.enter(name) for name in ("running", "older", "second"))
+    door.enter("newer", instead_of=older)
+    door.admission.leave(older)
+    door.admission.leave(running)
+    assert door.granted == ["running", "newer"]
+
+
+def test_what_has_been_given_back_is_handed_over_to_nobody() -> None:
+    door = Door(1, 0)
+    older = door.enter("older")
+    door.admission.leave(older)
+    door.enter("other")
+    with pytest.raises(OverloadedError):
+        door.enter("newer", instead_of=older)
+    assert door.granted == ["older", "other"]
+
+
+def test_a_permit_that_was_refused_can_be_left() -> None:
+    door = Door(0, 0)
+    permit = door.admission.permit(0, lambda: None)
+    with pytest.raises(OverloadedError):
+        door.admission.enter(permit)
+    door.admission.leave(permit)
+    assert (door.admission.running, door.admission.waiting) == (0, 0)

@@ -28,6 +28,12 @@ def test_end_tokens_of_config_json_count_where_generation_config_is_silent(tmp_p
     assert load_model(directory).end_token_ids == {END_ID, END_OF_TURN_ID}
 
 
+def test_an_end_token_may_stand_in_the_models_padding(tmp_path: Path) -> None:
+    directory = write_model_directory(tmp_path / "tiny")
+    (directory / "config.json").write_text(json.dumps({"eos_token_id": 500, "vocab_size": 512}))
+    assert 500 in load_model(directory).end_token_ids
+
+
 def test_a_template_in_its_own_file_comes_first_and_special_tokens_may_be_objects(tmp_path: Path) -> None:
     directory = write_model_directory(tmp_path / "tiny")
     (directory / "tokenizer_config.json").write_text(
@@ -50,6 +56,13 @@ def test_a_template_in_its_own_file_comes_first_and_special_tokens_may_be_object
         ("config.json", "[]", "does not hold a JSON object"),
         ("generation_config.json", '{"temperature": -1}', "generation_config.json: temperature"),
         ("generation_config.json", '{"top_p": "high"}', "generation_config.json"),
+        ("generation_config.json", '{"top_k": 50.5}', "generation_config.json: top_k: 50.5 is not a whole number"),
+        ("generation_config.json", '{"top_k": true}', "generation_config.json: top_k"),
+        ("generation_config.json", '{"top_k": 4294967296}', "generation_config.json: top_k"),
+        ("generation_config.json", '{"eos_token_id": [-1]}', "eos_token_id: -1 is not a token id"),
+        ("generation_config.json", '{"eos_token_id": 4294967296}', "eos_token_id: 4294967296 is not a token id"),
+        ("generation_config.json", '{"eos_token_id": "2"}', "eos_token_id: '2' is not a token id"),
+        ("config.json", '{"eos_token_id": [[2]]}', "eos_token_id"),
         ("chat_template.jinja", "{% for %}", "chat template"),
     ],
 )

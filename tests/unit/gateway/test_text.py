@@ -1,10 +1,13 @@
 """Text: characters over tokens, stop strings over pieces, chats without forged tokens."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from gateway.finish_reason import FinishReason
 from gateway.text.answer import Answer, Piece
 from gateway.text.chat_template import ChatTemplate
+from gateway.text.detokenizer import Detokenizer
 from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import ChatTurn, TextTokenizer
 from pagekeeper.common.errors import ConfigurationError, InvalidRequestError
@@ -34,6 +37,35 @@ def test_a_character_that_stays_open_is_replaced_at_the_end() -> None:
     detokenizer = text.detokenizer()
     assert detokenizer.push(text.encode("ab🦉")[:-1]) == "ab"
     assert detokenizer.flush() == "\ufffd"
+
+
+class Counted:
+    """A decoder of bytes that counts the tokens it is asked for."""
+
+    def __init__(self) -> None:
+        self.num_decoded = 0
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        self.num_decoded += len(token_ids)
+        return bytes(token_ids).decode(errors="replace")
+
+    def is_silent(self, token_id: int) -> bool:
+        return False
+
+    def is_byte(self, token_id: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("byte", [0x80, 0xC3, 0xF0])
+def test_bytes_that_never_become_a_character_cost_no_more_than_others(byte: int) -> None:
+    decoder = Counted()
+    detokenizer = Detokenizer(decoder)
+    text = ""
+    for number in range(4000):
+        text += detokenizer.push([byte])
+        assert number - len(text) < 4
+    assert text + detokenizer.flush() == bytes([byte] * 4000).decode(errors="replace")
+    assert decoder.num_decoded < 16 * 4000
 
 
 def test_a_space_between_pieces_survives_a_decoder_that_strips_the_first() -> None:

@@ -1,20 +1,30 @@
 """Validation: every wrong field is named, and nothing wrong gets through."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from gateway.validation import Limits, SamplingDefaults, ValidRequest, fit, validate
+from gateway.validation import (
+    Limits,
+    SamplingDefaults,
+    ValidRequest,
+    check_parameters,
+    check_token_ids,
+    fit,
+    text_or_chat,
+    validate,
+)
 from pagekeeper.common.errors import InvalidRequestError, UnknownModelError
-from pagekeeper.v1.generate_pb2 import ChatMessage, GenerateRequest, Resume, TokenIds
+from pagekeeper.v1.generate_pb2 import ChatMessage, ChatMessages, GenerateRequest, Resume, TokenIds, TokenizeRequest
 
 V = 384
 LIMITS = Limits(vocab_size=V, max_context_length=100)
+LONGEST_TOKEN = 5
 
 
 def check(request: GenerateRequest, defaults: SamplingDefaults | None = None) -> ValidRequest:
-    return validate(request, "tiny", defaults or SamplingDefaults(), LIMITS)
+    return validate(request, "tiny", defaults or SamplingDefaults(), LIMITS, LONGEST_TOKEN)
 
 
 def wrong_fields(request: GenerateRequest) -> list[str]:
@@ -104,7 +114,82 @@ def test_case_20_a_token_id_out_of_the_vocabulary_is_named_where_it_stands(token
 
 
 def test_an_error_names_no_more_fields_than_its_message_can_carry() -> None:
-    assert len(wrong_fields(GenerateRequest(token_ids=TokenIds(token_ids=[-1] * 5000)))) == 16
+    assert len(wrong_fields(GenerateRequest(token_ids=TokenIds(token_ids=[-1] * 99)))) == 16
+    messages = [ChatMessage(role="not a word", content="")] * 99
+    assert len(wrong_fields(GenerateRequest(chat=ChatMessages(messages=messages)))) == 16
+
+
+class Watched(Sequence[int]):
+    """Token ids of which one is wrong, and how many of them were looked at one by one."""
+
+    def __init__(self, length: int) -> None:
+        self._token_ids = [-1] * length
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def __getitem__(self, index: int) -> int:  # type: ignore[override]  # no slices here
+        return self._token_ids[index]
+
+    def __iter__(self) -> Iterator[int]:
+        for token_id in self._token_ids:
+            self.num_read += 1
+            yield token_id
+
+
+def test_more_than_could_fit_is_refused_by_its_number_alone() -> None:
+    token_ids = Watched(101)
+    with pytest.raises(InvalidRequestError, match="101 tokens are more than the context of 100"):
+        check_token_ids("token_ids", token_ids, V, 100)
+    assert token_ids.num_read == 0
+
+
+def test_what_is_wrong_is_not_looked_at_to_its_end() -> None:
+    token_ids = Watched(100_000)
+    with pytest.raises(InvalidRequestError):
+        check_token_ids("token_ids", token_ids, V, 100_000)
+    # Twice by the search for the least and the greatest at C's speed, then only until an error is full.
+    assert token_ids.num_read <= 2 * 100_000 + 17
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (GenerateRequest(token_ids=TokenIds(token_ids=[-1] * 101)), "token_ids"),
+        (GenerateRequest(chat=ChatMessages(messages=[ChatMessage(role="?")] * 101)), "chat.messages"),
+        (GenerateRequest(chat=ChatMessages(messages=[ChatMessage(role="?", content="x" * 501)])), "chat.messages"),
+        (GenerateRequest(text="x" * 501), "text"),
+        (sampling(stop=[""] * 17), "sampling.stop"),
+        (sampling(stop_token_ids=[-1] * 65), "sampling.stop_token_ids"),
+        (
+            GenerateRequest(text="hi", resume=Resume(candidates=[Resume.Candidate(token_ids=[-1] * 101)])),
+            "resume.candidates[0].token_ids",
+        ),
+    ],
+)
+def test_a_field_that_is_too_big_is_refused_before_its_elements_are_looked_at(
+    request_: GenerateRequest, field: str
+) -> None:
+    assert wrong_fields(request_) == [field]
+
+
+def test_a_text_that_no_tokens_could_hold_is_refused_with_the_boundary() -> None:
+    check(GenerateRequest(text="x" * 500))
+    with pytest.raises(InvalidRequestError, match="text: 501 characters; at most 500 could fit"):
+        check(GenerateRequest(text="x" * 501))
+    assert text_or_chat(TokenizeRequest(text="x" * 500), LIMITS, LONGEST_TOKEN) == "x" * 500
+    with pytest.raises(InvalidRequestError, match="text: 501 characters; at most 500 could fit"):
+        text_or_chat(TokenizeRequest(text="x" * 501), LIMITS, LONGEST_TOKEN)
+
+
+def test_parameters_are_checked_without_limits() -> None:
+    check_parameters(GenerateRequest(token_ids=TokenIds(token_ids=[-1])), "tiny", SamplingDefaults())
+    for wrong in (sampling(top_p=0.0), sampling(stop=["x"] * 17), sampling(n=2)):
+        with pytest.raises(InvalidRequestError):
+            check_parameters(wrong, "tiny", SamplingDefaults())
+    with pytest.raises(UnknownModelError):
+        check_parameters(GenerateRequest(model="other"), "tiny", SamplingDefaults())
 
 
 @pytest.mark.parametrize(
@@ -154,7 +239,9 @@ def test_a_resumed_request_keeps_the_seed_of_its_stream() -> None:
 
 def test_a_resume_names_candidates_that_cannot_be() -> None:
     two = Resume(candidates=[Resume.Candidate(), Resume.Candidate(index=1)])
-    assert wrong_fields(GenerateRequest(text="hi", resume=two)) == ["resume.candidates", "resume.candidates[1].index"]
+    assert wrong_fields(GenerateRequest(text="hi", resume=two)) == ["resume.candidates"]
+    other = Resume(candidates=[Resume.Candidate(index=1)])
+    assert wrong_fields(GenerateRequest(text="hi", resume=other)) == ["resume.candidates[0].index"]
 
 
 @pytest.mark.parametrize("length", [98, 99])
@@ -181,7 +268,17 @@ def test_resumed_tokens_must_fit_behind_the_prompt() -> None:
         fit(resumed(51), [5] * 50, LIMITS)
 
 
-@pytest.mark.parametrize("make", [lambda: SamplingDefaults(temperature=-1), lambda: SamplingDefaults(max_tokens=0)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SamplingDefaults(temperature=-1),
+        lambda: SamplingDefaults(max_tokens=0),
+        lambda: SamplingDefaults(top_k=50.5),
+        lambda: SamplingDefaults(top_k=True),
+        lambda: SamplingDefaults(top_k=2**31),
+        lambda: SamplingDefaults(top_p="1"),
+    ],
+)
 def test_defaults_are_checked_like_a_request(make: Callable[[], SamplingDefaults]) -> None:
     with pytest.raises(InvalidRequestError):
         make()
