@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import grpc
 
 from cache_manager import admin_wire as wire
-from cache_manager.errors import errors_as_status
 from cache_manager.event_feed import EventFeed
 from cache_manager.sessions import CachePolicy
 from pagekeeper.common.errors import OverloadedError
+from pagekeeper.common.rpc_errors import errors_as_status
 from pagekeeper.v1 import admin_pb2 as pb
 from pagekeeper.v1 import admin_pb2_grpc as pb_grpc
 

@@ -11,7 +11,6 @@ import grpc
 import structlog
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from cache_manager.admin import AdminService
 from cache_manager.config import ManagerSettings
@@ -22,12 +21,12 @@ from cache_manager.service import CacheService
 from cache_manager.sessions import CachePolicy
 from pagekeeper import __version__
 from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.reflection import add_reflection
 from pagekeeper.common.sockets import SERVER_OPTIONS, RuntimeDir, unix_target
 from pagekeeper.v1 import admin_pb2_grpc, cache_pb2_grpc
 
 _ADMIN_SERVICE = "pagekeeper.v1.AdminService"
 _CHANNELZ = "grpc.channelz.v1.Channelz"
-_REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 _STOP_GRACE_SECONDS = 0.5
 # A watcher whose machine has vanished is noticed by pings: nothing else would ever end its stream.
 _ADMIN_OPTIONS = [*SERVER_OPTIONS, ("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000)]
@@ -85,7 +84,7 @@ async def _admin_server(admin: AdminService, listen: str) -> AsyncIterator[str]:
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     channelz.add_channelz_servicer(server)
-    _add_reflection(server)
+    add_reflection(server, (_ADMIN_SERVICE, health.SERVICE_NAME, _CHANNELZ))
     port = _listen(server, listen, "admin_listen")
     for name in ("", _ADMIN_SERVICE):
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -95,20 +94,6 @@ async def _admin_server(admin: AdminService, listen: str) -> AsyncIterator[str]:
     finally:
         await health_servicer.enter_graceful_shutdown()
         await server.stop(_STOP_GRACE_SECONDS)
-
-
-def _add_reflection(server: grpc.aio.Server) -> None:
-    """Serve reflection as v1alpha and as v1: the messages are the same, and the package registers only the former."""
-    names = (_ADMIN_SERVICE, health.SERVICE_NAME, _CHANNELZ, reflection.SERVICE_NAME, _REFLECTION_V1)
-    reflection.enable_server_reflection(names, server)
-    handler = grpc.stream_stream_rpc_method_handler(
-        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(_REFLECTION_V1, {"ServerReflectionInfo": handler}),)
-    )
 
 
 def _listen(server: grpc.aio.Server, address: str, setting: str) -> int:

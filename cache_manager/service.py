@@ -9,12 +9,12 @@ import grpc
 import structlog
 
 from cache_manager import wire
-from cache_manager.errors import errors_as_status
 from cache_manager.handover import RunnerConnection, Runners
 from cache_manager.memory.interface import PoolMemory
 from cache_manager.sessions import CachePolicy, ProtocolViolation
 from pagekeeper.common.errors import ConfigurationError
 from pagekeeper.common.ids import Epoch
+from pagekeeper.common.rpc_errors import errors_as_status
 from pagekeeper.v1 import cache_pb2 as pb
 from pagekeeper.v1 import cache_pb2_grpc as pb_grpc
 

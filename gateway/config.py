@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from pagekeeper.common.settings import Settings
+from pagekeeper.common.settings import HostAndPort, Settings
 
 
 class GatewaySettings(Settings):
@@ -12,7 +12,7 @@ class GatewaySettings(Settings):
 
     model: Path = Field(description="Model directory with tokenizer.json, or a GGUF file.")
     model_name: str = Field("", description="Name that clients use; default: the name of that directory or file.")
-    listen: str = Field("127.0.0.1:50051", description="HOST:PORT for clients; port 0 takes a free one.")
+    listen: HostAndPort = Field("127.0.0.1:50051", description="HOST:PORT for clients; port 0 takes a free one.")
     max_concurrent: int = Field(256, ge=1, description="Requests handed to runners at once.")
     max_queue: int = Field(1024, ge=0, description="Requests that may wait for that; one more is refused at once.")
     runner_wait_s: float = Field(30.0, gt=0, description="Longest time a request waits for a ready runner, in seconds.")
@@ -24,11 +24,3 @@ class GatewaySettings(Settings):
     slow_reader_tokens: int = Field(
         1024, ge=0, description="While its answer is being made, only if more than so many tokens wait for it."
     )
-
-    @field_validator("listen")
-    @classmethod
-    def _is_host_and_port(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise ValueError("must be HOST:PORT")
-        return value

@@ -5,7 +5,6 @@ import asyncio
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from gateway.config import GatewaySettings
 from gateway.errors import ErrorInterceptor
@@ -13,11 +12,11 @@ from gateway.model import load_model
 from gateway.runner_client import RunnerClient
 from gateway.service import GenerateService
 from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.reflection import add_reflection
 from pagekeeper.common.sockets import SERVER_OPTIONS, RuntimeDir
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
 
 _GENERATE = generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name
-_REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 _HEALTH_INTERVAL_S = 0.1
 # Above what admission takes, so that one client's excess is refused there and not queued silently by HTTP/2.
 _SPARE_STREAMS = 64
@@ -84,19 +83,7 @@ class Gateway:
         server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
         generate_pb2_grpc.add_GenerateServiceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (_GENERATE, health.SERVICE_NAME, reflection.SERVICE_NAME, _REFLECTION_V1)
-        servicer = reflection.aio.ReflectionServicer(names)
-        # types-grpcio-reflection leaves this function untyped
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-        # The package knows v1alpha only; v1 has the same messages under another name.
-        reflect = grpc.stream_stream_rpc_method_handler(
-            servicer.ServerReflectionInfo,
-            request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-        )
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(_REFLECTION_V1, {"ServerReflectionInfo": reflect}),)
-        )
+        add_reflection(server, (_GENERATE, health.SERVICE_NAME))
         return server
 
     async def _report_health(self) -> None:

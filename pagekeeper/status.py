@@ -1,4 +1,4 @@
-"""A failed call as one of pagekeeper.common.errors; the other way round is gateway/errors.py."""
+"""A failed call as one of pagekeeper.common.errors; the other way round is common/rpc_errors.py."""
 
 import re
 from typing import TypeVar, cast

@@ -14,8 +14,8 @@ PagekeeperError
 ├── ConfigurationError            the operator fixes the configuration   exit code 2
 └── BugError                      a broken invariant; report it          INTERNAL
 
-Translation to status codes happens at the edges, in gateway/errors.py and cache_manager/errors.py, and back in
-pagekeeper/status.py.
+Translation to status codes happens at the edges of gateway and cache manager, by pagekeeper/common/rpc_errors.py, and
+back in pagekeeper/status.py.
 """
 
 from dataclasses import dataclass

@@ -8,9 +8,9 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -21,6 +21,17 @@ from pydantic_settings import (
 )
 
 from pagekeeper.common.errors import ConfigurationError
+
+
+def _host_and_port(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{value!r} is not HOST:PORT")
+    return value
+
+
+HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
+"""An address to listen on."""
 
 
 class Settings(BaseSettings):

@@ -1,9 +1,12 @@
 """The status table."""
 
+from collections.abc import AsyncIterator
+
+import grpc
 import pytest
 from google.rpc import code_pb2, error_details_pb2
 
-from gateway.errors import to_status
+from gateway.errors import ErrorInterceptor
 from pagekeeper.common.errors import (
     BugError,
     DeadlineError,
@@ -15,6 +18,7 @@ from pagekeeper.common.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from pagekeeper.common.rpc_errors import to_status
 
 
 @pytest.mark.parametrize(
@@ -60,3 +64,23 @@ def test_case_36_the_text_of_a_fault_of_ours_stays_here(error: Exception) -> Non
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
     assert info.metadata["error_id"] in status.message
+
+
+async def test_what_a_handler_holds_ends_with_its_stream() -> None:
+    ended: list[str] = []
+
+    async def handle(request: object, context: object) -> AsyncIterator[str]:
+        try:
+            while True:
+                yield "part"
+        finally:
+            ended.append("handler")
+
+    async def find_handler(details: object) -> grpc.RpcMethodHandler:
+        return grpc.unary_stream_rpc_method_handler(handle)
+
+    wrapped = await ErrorInterceptor().intercept_service(find_handler, None)
+    responses = wrapped.unary_stream(None, None)
+    assert await anext(responses) == "part"
+    await responses.aclose()
+    assert ended == ["handler"]
