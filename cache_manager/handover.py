@@ -186,8 +186,8 @@ class HandoverServer:
         self._runners.runner_connected(connection)
 
     def _end(self, connection: RunnerConnection) -> None:
-        self._runners.runner_ended(connection)
         self._drop(connection)
+        self._runners.runner_ended(connection)
 
     def _drop(self, connection: RunnerConnection) -> None:
         asyncio.get_running_loop().remove_reader(connection.socket)

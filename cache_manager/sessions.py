@@ -90,6 +90,10 @@ class CachePolicy(CacheState):
         sequences = Sequences(self._pool, root, layout.block_size, watermark, self._counters)
         older = self._sessions.get(supersedes) if supersedes is not None else None
         if older is not None:
+            # Its runner stood at a step boundary when it attached again, so what came before it is over.
+            if older.supersedes is not None:
+                self.detach(older.supersedes)
+                older.supersedes = None
             older.state = SessionState.SUPERSEDED
             self._tickets.withdraw_all(older.epoch)
         self._sessions[epoch] = Session(epoch, runner_id, pid, now, sequences, supersedes)

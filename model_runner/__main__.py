@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import signal
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import grpc
 import structlog
@@ -129,6 +131,7 @@ async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: s
     )
 
     service = RunnerService(info)
+    server, health_servicer = _server(service, runtime_dir.runner_socket(settings.name))
     sessions = [first]
     del first  # the engine closes it when its manager is lost; nobody else may keep its pool mapped
 
@@ -150,34 +153,42 @@ async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: s
         StepCost(_STEP_BASE_S, 2 * model.num_parameters / _SLOWEST_FLOPS),
     )
     service.start(engine)
-    engine_ended = loop.run_in_executor(None, engine.run)
-    watch_over(engine)
+    engine_ended = loop.run_in_executor(None, contextvars.copy_context().run, engine.run)
+    try:
+        watch_over(engine)
+        await server.start()
+        log.info("ready", runner=settings.name, max_context_length=info.max_context_length)
 
+        # Until here a signal simply ends the process: there is nothing to drain.
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        engine_ended.add_done_callback(lambda _: stop.set())
+        await stop.wait()
+        failed = engine_ended.done()
+        log.info("draining", engine_failed=failed)
+        await health_servicer.enter_graceful_shutdown()
+        await service.drain(0 if failed else settings.grace_s)
+        await server.stop(grace=1.0)
+    finally:
+        engine.stop()
+        manager.stopping.set()
+    await engine_ended
+    return 1 if failed else 0
+
+
+def _server(service: RunnerService, socket: Path) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+    """What gateways and health checks connect to, bound but not started."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     runner_pb2_grpc.add_RunnerServiceServicer_to_server(service, server)
     # SERVING from the start: a step that hangs ends the process (see watch_over), so one that answers can serve.
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    address = unix_target(runtime_dir.runner_socket(settings.name))
-    server.add_insecure_port(address)
-    await server.start()
-    log.info("ready", listen=address, max_context_length=info.max_context_length)
-
-    # Until here a signal simply ends the process: there is nothing to drain.
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    engine_ended.add_done_callback(lambda _: stop.set())
-    await stop.wait()
-    failed = engine_ended.done()
-    log.info("draining", engine_failed=failed)
-    await health_servicer.enter_graceful_shutdown()
-    await service.drain(0 if failed else settings.grace_s)
-    await server.stop(grace=1.0)
-    engine.stop()
-    manager.stopping.set()
-    await engine_ended
-    return 1 if failed else 0
+    try:
+        server.add_insecure_port(unix_target(socket))
+    except RuntimeError as error:
+        raise ConfigurationError(f"runtime_dir: cannot listen on {socket}") from error
+    return server, health_servicer
 
 
 def watch_over(engine: Engine) -> None:

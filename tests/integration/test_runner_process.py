@@ -122,6 +122,15 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(
         assert words in lines[0]
 
 
+def test_a_socket_that_cannot_be_bound_is_one_line_and_exit_code_2(runtime_dir: Path, model_path: Path) -> None:
+    RuntimeDir(runtime_dir).runner_socket("0").mkdir()
+    with ManagerProcess(runtime_dir, *POOL) as manager, runner(runtime_dir, model_path) as process:
+        _, stderr = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 2
+        assert "cannot listen on" in stderr.splitlines()[-1]
+        until(lambda: num_sessions(manager) == 0)
+
+
 def test_sigterm_drains_and_exits_0(runtime_dir: Path, model_path: Path) -> None:
     with ManagerProcess(runtime_dir, *POOL) as manager, runner(runtime_dir, model_path) as process:
         until(RuntimeDir(runtime_dir).runner_socket("0").exists)

@@ -153,6 +153,16 @@ def test_a_new_session_of_the_same_runner_ends_the_old_one_with_its_first_messag
     assert policy.stats().pool.leased_blocks == 1
 
 
+def test_a_runner_that_attaches_a_thousand_times_has_two_sessions_at_most() -> None:
+    policy = tiny_policy(12)
+    session = PolicySession(policy)
+    for _ in range(2000):
+        session = PolicySession(policy, supersedes=session)
+    assert len(policy.stats().sessions) == 2
+    policy.detach(session.epoch)
+    assert policy.stats().sessions == []
+
+
 def test_a_session_superseded_before_its_first_message_ends_with_the_one_before_it() -> None:
     policy = tiny_policy(12)
     first = PolicySession(policy)
