@@ -167,7 +167,7 @@ def test_no_manager_is_an_error_after_the_time_allowed(runtime_dir: Path, manage
 def test_a_second_manager_in_the_same_directory_is_refused(manager: ManagerProcess) -> None:
     second = _start(manager.runtime_dir.path, *POOL, "--admin-listen", "127.0.0.1:0")
     assert second.returncode == 2
-    assert second.stderr == f"cache-manager: runtime_dir: another cache manager serves {manager.runtime_dir.path}\n"
+    assert second.stderr == f"cache-manager: runtime_dir: another cache-manager serves {manager.runtime_dir.path}\n"
     with closing(connect(manager)) as client:
         client.send(1, 0, [])
         assert client.receive(LIMIT_S) == []
