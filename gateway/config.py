@@ -15,7 +15,7 @@ class GatewaySettings(Settings):
     listen: HostAndPort = Field("127.0.0.1:50051", description="HOST:PORT for clients; port 0 takes a free one.")
     max_concurrent: int = Field(256, ge=1, description="Requests handed to runners at once.")
     max_queue: int = Field(1024, ge=0, description="Requests that may wait for that; one more is refused at once.")
-    runner_wait_s: float = Field(30.0, gt=0, description="Longest time a request waits for a ready runner, in seconds.")
+    runner_wait_s: float = Field(60.0, gt=0, description="Longest time a request waits for a ready runner, in seconds.")
     grace_s: float = Field(30.0, ge=0, description="Time that running requests get to end at a drain, in seconds.")
     max_request_s: float = Field(0.0, ge=0, description="Longest time a request may take, in seconds; 0: no limit.")
     slow_reader_s: float = Field(

@@ -7,9 +7,10 @@ from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from gateway.authentication import Context
+from pagekeeper.common.errors import FieldViolation, InvalidRequestError
 from pagekeeper.common.rpc_errors import errors_as_status
 
 # grpc's own class takes no parameters; only its stub has them.
@@ -28,8 +29,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
+        parse = handler.request_deserializer
+        if parse is not None and not handler.request_streaming:
+            parse = functools.partial(_parse, parse)
         serialisers = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": parse,
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary:
@@ -41,10 +45,27 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return handler
 
 
+class _Malformed:
+    """In place of a request whose bytes are no message: grpc would answer UNKNOWN before any handler is asked."""
+
+
+def _parse(parse: Callable[[bytes], Message], data: bytes) -> Message | _Malformed:
+    try:
+        return parse(data)
+    except DecodeError:
+        return _Malformed()
+
+
+def _check(request: Message | _Malformed) -> None:
+    if isinstance(request, _Malformed):
+        raise InvalidRequestError(FieldViolation("request", "the bytes are not a message of this method"))
+
+
 def _answer_once(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     async def answer(request: Message, context: Context) -> Message:
         async with errors_as_status(context):
+            _check(request)
             response: Message = await method(request, context)
         return response
 
@@ -55,8 +76,10 @@ def _answer_in_parts(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     async def answer(request: Message, context: Context) -> AsyncIterator[Message]:
         # Closed here and not by the garbage collector: what a handler holds ends in its `finally`.
-        async with errors_as_status(context), aclosing(method(request, context)) as responses:
-            async for response in responses:
-                yield response
+        async with errors_as_status(context):
+            _check(request)
+            async with aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    yield response
 
     return answer

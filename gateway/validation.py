@@ -146,7 +146,9 @@ def validate(
         )
     found.raise_if_any()
     found.unless(
-        len(request.request_id) <= MAX_REQUEST_ID_LENGTH, "request_id", f"at most {MAX_REQUEST_ID_LENGTH} characters"
+        len(request.request_id) <= MAX_REQUEST_ID_LENGTH and request.request_id.isprintable(),
+        "request_id",
+        f"at most {MAX_REQUEST_ID_LENGTH} printable characters",
     )
     valid = ValidRequest(
         request_id=request.request_id,

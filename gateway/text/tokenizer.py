@@ -49,8 +49,7 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain text prompt, with the tokens that the model wants at its start."""
-        ids: list[int] = self._tokenizer.encode(text).ids
-        return ids
+        return _ids(self._tokenizer, text)
 
     def encode_chat(self, turns: tuple[ChatTurn, ...]) -> list[int]:
         """Token ids of the rendered chat template.
@@ -67,8 +66,7 @@ class TextTokenizer:
         rendered = self._chat_template.render([turn._asdict() for turn in masked])
         if masked != turns:
             return self._guard.encode(rendered)
-        ids: list[int] = self._tokenizer.encode(rendered, add_special_tokens=False).ids
-        return ids
+        return _ids(self._tokenizer, rendered, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of an answer with these tokens; special tokens have none."""
@@ -138,8 +136,14 @@ class _SpecialTokenGuard:
     def encode(self, rendered: str) -> list[int]:
         secret_names = self._any_name.sub(lambda match: self._secret + match[0], rendered)
         text = self._any_mask.sub(lambda match: chr(int(match[1], 16)), secret_names)
-        encoded = self._tokenizer.encode(text, add_special_tokens=False).ids
+        encoded = _ids(self._tokenizer, text, add_special_tokens=False)
         return [self._real_ids.get(token_id, token_id) for token_id in encoded]
+
+
+def _ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of a text. A batch of one: `encode` itself keeps other threads from running, a second a megabyte."""
+    ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+    return ids
 
 
 def _untruncated(definition: str) -> Tokenizer:

@@ -425,6 +425,16 @@ async def test_case_36_the_text_of_an_exception_stays_in_the_log(
     assert "secret hi" in logged.out + logged.err
 
 
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+async def test_bytes_that_are_no_message_are_the_clients_fault(client: GatewayClient, method: str) -> None:
+    async with grpc.aio.insecure_channel(client.gateway.address) as channel:
+        kind = channel.unary_stream if method == "Generate" else channel.unary_unary
+        call = kind(f"/pagekeeper.v1.GenerateService/{method}")(b"\xff" * 9)
+        code, status = await failure(call)
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "not a message" in status.message
+
+
 async def test_a_resumed_stream_goes_on_behind_the_tokens_that_the_client_has(
     client: GatewayClient, runner: FakeRunner
 ) -> None:

@@ -79,6 +79,12 @@ def test_case_21_every_spelling_of_no_top_k_is_zero() -> None:
     assert [check(sampling(top_k=k)).sampling.top_k for k in (-1, 0, 1)] == [0, 0, 1]
 
 
+def test_a_request_id_is_printable_since_it_reaches_logs_and_terminals() -> None:
+    request = sampling(temperature=0.0)
+    request.request_id = "\x1b[2Jowned"
+    assert wrong_fields(request) == ["request_id"]
+
+
 def test_every_wrong_field_is_named_at_once() -> None:
     request = sampling(temperature=math.nan, top_p=0.0, max_tokens=0, stop=["ok", ""], stop_token_ids=[1, -1])
     request.request_id = "x" * 129
