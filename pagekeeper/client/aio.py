@@ -31,10 +31,8 @@ class AsyncAnswer(BaseAnswer, AsyncIterator[Delta]):
         server: str,
         client: "AsyncClient",
     ) -> None:
-        super().__init__(call, request, server)
+        super().__init__(call, request, server, client)
         self._call = call
-        # A channel that is dropped closes, and ends what runs on it.
-        self._client = client
 
     async def collect(self) -> list[Candidate]:
         """As `Answer.collect`."""

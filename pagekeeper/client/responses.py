@@ -38,9 +38,11 @@ class BaseAnswer:
         usage: token counts; None until the last delta has come.
     """
 
-    def __init__(self, call: _Call, request: generate_pb2.GenerateRequest, server: str) -> None:
+    def __init__(self, call: _Call, request: generate_pb2.GenerateRequest, server: str, client: object) -> None:
         self._cancellable = call
         self._server = server
+        # A channel that is dropped closes, and ends what runs on it.
+        self._client = client
         self._is_closed = False
         self._has_begun = False
         self._pending: deque[Delta] = deque()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, Self, Unpack
 
 import grpc
+import grpc.experimental
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagekeeper.client.channel import OPTIONS
@@ -15,6 +16,9 @@ from pagekeeper.status import to_error
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
 
 HEALTH_TIMEOUT_S = 10.0
+# Whoever reads a stream also does its work, where by default a thread of the channel would. That thread's streams wait
+# for ever (grpcio 1.85) when the first attempt ends UNAVAILABLE and the next one cannot connect.
+_OPTIONS = [*OPTIONS, (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
 
 
 class _Call(Protocol):
@@ -26,8 +30,8 @@ class _Call(Protocol):
 class Answer(BaseAnswer, Iterator[Delta]):
     """The deltas of one request as they come. `next` reads one; a loop that is left early ends the request."""
 
-    def __init__(self, call: _Call, request: generate_pb2.GenerateRequest, server: str) -> None:
-        super().__init__(call, request, server)
+    def __init__(self, call: _Call, request: generate_pb2.GenerateRequest, server: str, client: "Client") -> None:
+        super().__init__(call, request, server, client)
         self._call = call
 
     def collect(self) -> list[Candidate]:
@@ -49,7 +53,7 @@ class Answer(BaseAnswer, Iterator[Delta]):
             try:
                 response = next(self._call)
             except grpc.RpcError as error:
-                if self._is_closed:
+                if self._is_closed and error.code() is grpc.StatusCode.CANCELLED:
                     raise StopIteration from None
                 raise self._failure(error) from error
             self._take(response)
@@ -87,7 +91,7 @@ class Connection:
 
     def __init__(self, server: str) -> None:
         self._server = server
-        self._channel = grpc.insecure_channel(server, options=OPTIONS, compression=grpc.Compression.NoCompression)
+        self._channel = grpc.insecure_channel(server, options=_OPTIONS, compression=grpc.Compression.NoCompression)
 
     def __enter__(self) -> Self:
         return self
@@ -163,7 +167,7 @@ class Client(Connection):
             sampling=sampling,
         )
         call = self._stub.Generate(request, timeout=timeout_s)
-        return Answer(call, request, self._server)
+        return Answer(call, request, self._server, self)
 
     def tokenize(
         self, prompt: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None

@@ -1,13 +1,9 @@
 """`python -m gateway` as a process: how it starts, refuses to start, and ends."""
 
-import asyncio
-import json
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -16,35 +12,14 @@ import pytest
 from pagekeeper.common.sockets import RuntimeDir
 from pagekeeper.v1 import generate_pb2_grpc
 from tests.fakes.gateway import Answer, prompt_request, until
+from tests.fakes.gateway_process import ROOT, started
 from tests.fakes.runner import FakeRunner, Script, answer_of
 from tests.fakes.tokenizer import write_model_directory
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return write_model_directory(tmp_path / "tiny")
-
-
-@asynccontextmanager
-async def started(runtime_dir: Path, model: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A gateway process and the address in its line `ready`."""
-    flags = ("--runtime-dir", str(runtime_dir), "--model", str(model), "--listen", "127.0.0.1:0")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", *flags, stderr=asyncio.subprocess.PIPE, cwd=ROOT
-    )
-    try:
-        assert process.stderr is not None
-        async for line in process.stderr:
-            event = json.loads(line)
-            if event["event"] == "ready":
-                break
-        yield process, event["listen"]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 async def test_sigterm_drains_and_the_process_ends_with_zero(runtime_dir: Path, model: Path) -> None:

@@ -1,0 +1,75 @@
+"""The state of an answer, whoever reads its messages."""
+
+from typing import Any
+
+from pagekeeper import Candidate, Resume, Usage
+from pagekeeper.client.requests import generate_request
+from pagekeeper.client.responses import BaseAnswer, first_text
+from pagekeeper.v1 import generate_pb2, types_pb2
+
+
+class NoCall:
+    def cancel(self) -> bool:
+        return False
+
+
+def answer(resume: Resume | None = None, request_id: str = "") -> BaseAnswer:
+    request = generate_request(
+        "x", model="", request_id=request_id, stream=True, priority=0, resume=resume, sampling={}
+    )
+    return BaseAnswer(NoCall(), request, "server", client=None)
+
+
+def response(position: int, token_ids: list[int], text: str, index: int = 0, finish: int = 0, **fields: Any) -> Any:
+    delta = generate_pb2.CandidateDelta(
+        index=index, position=position, token_ids=token_ids, text=text, finish_reason=finish
+    )
+    return generate_pb2.GenerateResponse(deltas=[delta], request_id="made by the server", **fields)
+
+
+def test_the_first_message_brings_id_and_seed_and_the_last_one_usage() -> None:
+    growing = answer()
+    assert (growing.request_id, growing.seed, growing.usage) == ("", None, None)
+    growing._take(response(0, [5], "Par", seed=2**63))
+    assert (growing.request_id, growing.seed, growing.usage) == ("made by the server", 2**63, None)
+    usage = types_pb2.Usage(
+        prompt_tokens=9, cached_tokens=8, resumed_tokens=7, recomputed_tokens=6, completion_tokens=2
+    )
+    growing._take(response(1, [6], "is", finish=types_pb2.FINISH_REASON_STOP, usage=usage))
+    assert growing.usage == Usage(9, 8, 7, 6, 2)
+    assert growing.candidates == {0: Candidate(0, "Paris", [5, 6], "stop")}
+
+
+def test_candidates_grow_side_by_side_and_are_given_in_order() -> None:
+    growing = answer()
+    growing._take(response(0, [5], "b", index=1, finish=types_pb2.FINISH_REASON_LENGTH, seed=1))
+    assert first_text(growing._in_order()) == "b"
+    growing._take(response(0, [6], "a", index=0))
+    assert growing._in_order() == [Candidate(0, "a", [6]), Candidate(1, "b", [5], "length")]
+    assert growing.received == Resume(1, [[6], [5]])
+
+
+def test_an_empty_answer_has_no_text() -> None:
+    assert first_text(answer()._in_order()) == ""
+
+
+def test_a_reason_that_only_newer_servers_know_ends_the_candidate_all_the_same() -> None:
+    growing = answer()
+    growing._take(response(0, [5], "a", finish=77))
+    assert growing.candidates[0].finish_reason == "other"
+
+
+def test_what_was_received_counts_what_was_resumed_and_nothing_is_known_before() -> None:
+    assert answer().received is None
+    growing = answer(Resume(seed=3, token_ids=[[1, 2], [4]]), request_id="mine")
+    assert growing.received == Resume(3, [[1, 2], [4]])
+    growing._take(response(2, [9], "c", seed=3))
+    assert growing.received == Resume(3, [[1, 2, 9], [4]])
+    assert growing.candidates == {0: Candidate(0, "c", [9])}
+    assert growing._tokens_received() == 4
+
+
+def test_tokens_of_a_later_candidate_alone_keep_their_place() -> None:
+    growing = answer()
+    growing._take(response(0, [5], "b", index=2, seed=1))
+    assert growing.received == Resume(1, [[], [], [5]])
