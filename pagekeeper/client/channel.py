@@ -7,13 +7,14 @@ from pagekeeper.v1 import generate_pb2
 
 _GENERATE = generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name
 
-# gRPC itself never retries a call whose first message has come, so no token can come twice.
+# gRPC itself never retries a call whose first message has come, so no token can come twice. One retry only: a gateway
+# without a runner has waited for one (`runner_wait_s`) before it says UNAVAILABLE.
 _SERVICE_CONFIG = {
     "methodConfig": [
         {
             "name": [{"service": _GENERATE}],
             "retryPolicy": {
-                "maxAttempts": 3,
+                "maxAttempts": 2,
                 "initialBackoff": "0.1s",
                 "maxBackoff": "1s",
                 "backoffMultiplier": 2,

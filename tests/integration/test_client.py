@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import math
+import re
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +38,7 @@ from tests.fakes.runner import CONTEXT_LENGTH, VOCAB_SIZE, FakeRunner, Script, a
 from tests.fakes.tokenizer import byte_level_tokenizer, write_model_directory
 from tests.unit.client.adapters import ADAPTERS, Adapter
 
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "api.md"
 PROMPT = [5, 6, 7]
 WORDS = "Größe, naïve, café, 東京 🦉🏽, e\u0301, نص, \u2028 and \x00. "
 SPOKEN = byte_level_tokenizer().encode(WORDS * 3).ids
@@ -354,6 +356,18 @@ async def test_an_answer_outlives_the_last_reference_to_its_client(gateway: Gate
     synchronous = Client(gateway.gateway.address).generate(PROMPT, seed=1, max_tokens=20)
     gc.collect()
     assert (await asyncio.to_thread(synchronous.collect))[0].token_ids == answer_of(1, PROMPT, 20)
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_the_examples_in_the_documentation_run(
+    gateway: GatewayClient, runner: FakeRunner, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    runner.script.token = spoken
+    examples = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    assert len(examples) == 3
+    program = examples[number].replace("127.0.0.1:50051", gateway.gateway.address)
+    await asyncio.to_thread(exec, compile(program, DOCUMENTATION.name, "exec"), {"__name__": "example"})
+    assert "Größe, naïve" in capsys.readouterr().out
 
 
 async def test_several_threads_share_one_client(gateway: GatewayClient) -> None:

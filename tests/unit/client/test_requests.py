@@ -78,5 +78,5 @@ def test_tokens_that_do_not_fit_are_named_for_detokenize_too() -> None:
 
 
 def test_a_misspelt_parameter_is_a_type_error_as_for_any_function() -> None:
-    with pytest.raises(TypeError, match=r"'temprature'; there are temperature, top_p"):
-        request(temprature=1)
+    with pytest.raises(TypeError, match=r"'warmth'; there are temperature, top_p"):
+        request(warmth=1)
