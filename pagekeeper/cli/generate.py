@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +14,7 @@ from pagekeeper.cli.health import GATEWAY
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pagekeeper.client import Answer, Delta, Usage
+    from pagekeeper.client import Answer, Candidate, Delta, Usage
 
 # C0 and C1 control characters but tab and newline.
 _CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
@@ -64,33 +64,14 @@ def generate(
 
 
 @dataclass
-class Candidate:
-    """One answer, as far as it has come."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-
-
-@dataclass
 class Result:
     """What a request has brought so far; `began` and `first_token_at` are readings of the monotonic clock."""
 
     began: float
-    candidates: dict[int, Candidate] = field(default_factory=dict)
+    candidates: dict[int, "Candidate"]
     first_token_at: float | None = None
     seed: int | None = None
     usage: "Usage | None" = None
-
-    def add(self, delta: "Delta") -> None:
-        """Take in one delta."""
-        candidate = self.candidates.setdefault(delta.index, Candidate(delta.index))
-        candidate.text += delta.text
-        candidate.token_ids += delta.token_ids
-        candidate.finish_reason = delta.finish_reason
-        if self.first_token_at is None:
-            self.first_token_at = time.monotonic()
 
     def ttft_s(self) -> float | None:
         """Seconds from the start to the first token; None when there was none."""
@@ -126,9 +107,9 @@ def collect(
     answer: "Answer", began: float, on_delta: Callable[[Result, "Delta"], None] = lambda result, delta: None
 ) -> Result:
     """Wait for the whole answer; `on_delta` sees each delta once the result contains it."""
-    result = Result(began)
+    result = Result(began, answer.candidates)
     for delta in answer:
-        result.add(delta)
+        result.first_token_at = result.first_token_at or time.monotonic()
         on_delta(result, delta)
     result.seed, result.usage = answer.seed, answer.usage
     return result
