@@ -1,5 +1,6 @@
 """Tiny random models of every architecture and option against transformers."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kernels.select import select_kernels
+from model_runner.model.load import load_decoder
 from tests.golden.comparison import compare
+from tests.golden.paged_run import prefill_in_chunks
 from tests.models import round_weights, write_tiny_gguf, write_tiny_model
 
 LENGTHS = [1, 7, 8, 9, 17, 40]
@@ -18,6 +22,16 @@ LENGTHS = [1, 7, 8, 9, 17, 40]
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 def test_logits_equal_transformers_whatever_the_chunk_size(architecture: str, chunk_size: int, tmp_path: Path) -> None:
     compare(write_tiny_model(tmp_path, architecture), LENGTHS, chunk_size)
+
+
+def test_case_04_logits_over_cached_blocks_equal_those_computed_with_them(tmp_path: Path) -> None:
+    """Case 4: the same prompt cold, then warm: logits within a stated bound."""
+    model = load_decoder(write_tiny_model(tmp_path), select_kernels("cpu"))
+    prompt = random.Random(4).choices(range(3, 380), k=100)
+    (cold,) = prefill_in_chunks(model, [prompt], chunk_size=100)
+    # A hit takes whole blocks; what follows them is a step of its own over blocks that were written before.
+    (warm,) = prefill_in_chunks(model, [prompt], chunk_size=96)
+    assert (cold[-1] - warm[-1]).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The real runner process beside a real cache manager."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -129,6 +130,47 @@ def test_a_socket_that_cannot_be_bound_is_one_line_and_exit_code_2(runtime_dir: 
         assert process.returncode == 2
         assert "cannot listen on" in stderr.splitlines()[-1]
         until(lambda: num_sessions(manager) == 0)
+
+
+def test_case_37_a_dead_engine_is_a_non_zero_exit_code(runtime_dir: Path, model_path: Path) -> None:
+    """Case 37: the engine dies and the process exits 0: a restart on failure would not act."""
+    with ManagerProcess(runtime_dir, *POOL) as manager, runner(runtime_dir, model_path) as process:
+        until(lambda: num_sessions(manager) == 1)
+        until(RuntimeDir(runtime_dir).runner_socket("0").exists)
+        manager.process.kill()
+        manager.process.wait()
+        with ManagerProcess(runtime_dir, "--pool-size", "256KiB"):
+            _, stderr = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 2
+        assert "holds less" in stderr
+
+
+def test_a_runner_without_a_manager_gives_up_with_exit_code_1(runtime_dir: Path, model_path: Path) -> None:
+    with runner(runtime_dir, model_path, "--manager-wait-s", "0.5") as process:
+        _, stderr = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 1
+        assert "no cache manager" in stderr
+
+
+def test_sigterm_lets_a_running_sequence_finish(runtime_dir: Path, model_path: Path) -> None:
+    with ManagerProcess(runtime_dir, *POOL) as manager, runner(runtime_dir, model_path) as process:
+        until(lambda: num_sessions(manager) == 1)
+        until(RuntimeDir(runtime_dir).runner_socket("0").exists)
+        sampling = runner_pb2.ResolvedSampling(top_p=1.0, max_tokens=400)
+        submit = runner_pb2.Submit(request=1, attempt=1, tenant="t", prompt_token_ids=[5] * 10, sampling=sampling)
+        tokens = 0
+        with grpc.insecure_channel(unix_target(RuntimeDir(runtime_dir).runner_socket("0"))) as channel:
+            requests: queue.SimpleQueue[runner_pb2.ServeRequest | None] = queue.SimpleQueue()
+            requests.put(runner_pb2.ServeRequest(submit=submit))
+            call = runner_pb2_grpc.RunnerServiceStub(channel).Serve(iter(requests.get, None), timeout=LIMIT_S)
+            for response in call:
+                if response.HasField("step"):
+                    if not tokens:
+                        process.terminate()
+                    tokens += sum(len(output.token_ids) for output in response.step.outputs)
+            requests.put(None)
+        assert tokens == 400
+        assert process.wait(LIMIT_S) == 0
 
 
 def test_sigterm_drains_and_exits_0(runtime_dir: Path, model_path: Path) -> None:
