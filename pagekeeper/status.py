@@ -59,7 +59,10 @@ def to_error(
             return _exhausted(text, status)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError("the answer took longer than allowed; allow more time or ask for fewer tokens")
-        case grpc.StatusCode.UNAVAILABLE if has_begun or _detail(status, error_details_pb2.ErrorInfo).reason:
+        case grpc.StatusCode.UNAVAILABLE if _detail(status, error_details_pb2.ErrorInfo).reason:
+            return UnavailableError(text, tokens_received)
+        case grpc.StatusCode.UNAVAILABLE if has_begun:
+            text = f"the connection to {server} broke after {tokens_received} tokens; ask again, or resume with them"
             return UnavailableError(text, tokens_received)
         case grpc.StatusCode.UNAVAILABLE:
             return CannotConnectError(f"cannot connect to {server}; `pagekeeper up` starts a server")

@@ -7,6 +7,7 @@ Settings are frozen, validated at start, and read only in `__main__`.
 import os
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -34,6 +35,12 @@ HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 """An address to listen on."""
 
 
+def _default_runtime_dir() -> Path:
+    """A path of this user's own; /tmp is everybody's."""
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(own) / "pagekeeper" if own else Path(tempfile.gettempdir()) / f"pagekeeper-{os.getuid()}"
+
+
 class Settings(BaseSettings):
     """What every process is told."""
 
@@ -42,7 +49,7 @@ class Settings(BaseSettings):
     )
 
     runtime_dir: Path = Field(
-        default_factory=lambda: Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / "pagekeeper",
+        default_factory=lambda: _default_runtime_dir(),
         description="Directory of the internal Unix sockets; mode 0700, path under 100 bytes.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
@@ -60,7 +67,11 @@ class Settings(BaseSettings):
         del dotenv_settings, file_secret_settings
         file = os.environ.get("PAGEKEEPER_CONFIG_FILE")
         sources = (init_settings, env_settings)
-        return (*sources, TomlConfigSettingsSource(settings_cls, Path(file))) if file else sources
+        if not file:
+            return sources
+        if not Path(file).is_file():
+            raise ConfigurationError(f"PAGEKEEPER_CONFIG_FILE: there is no file {file}")
+        return (*sources, TomlConfigSettingsSource(settings_cls, Path(file)))
 
 
 S = TypeVar("S", bound=Settings)
@@ -80,3 +91,5 @@ def load_settings(cls: type[S], args: list[str] | None = None) -> S:
         raise ConfigurationError(f"{name}: {first['msg']}") from error
     except SettingsError as error:
         raise ConfigurationError(str(error).splitlines()[0]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"PAGEKEEPER_CONFIG_FILE: {error}") from error
