@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     )
 
     runtime_dir: Path = Field(
-        default_factory=lambda: _default_runtime_dir(),
+        default_factory=_default_runtime_dir,
         description="Directory of the internal Unix sockets; mode 0700, path under 100 bytes.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
