@@ -190,15 +190,18 @@ def test_two_real_runners_on_one_real_pool_serve_one_gateway(
     with AdminClient(server.admin) as admin:
         wait_until(lambda: len(admin.sessions()) == 2)
 
-        def ask(number: int, max_tokens: int = 100) -> list[int]:
+        def ask(number: int) -> list[int]:
             with Client(server.address) as client:
                 prompt = prompt_of(60, seed=number % 8)
-                answer = client.generate(prompt, temperature=0.0, max_tokens=max_tokens, ignore_eos=True, timeout_s=60)
+                answer = client.generate(prompt, temperature=0.0, max_tokens=100, ignore_eos=True, timeout_s=60)
                 return [token_id for delta in answer for token_id in delta.token_ids]
 
         def both_are_asked() -> bool:
-            list(threads.map(lambda number: ask(number, max_tokens=2), range(4)))
-            return all(session["number"] for session in admin.sessions())
+            asked = [threads.submit(ask, number) for number in range(4)]
+            found = False
+            while not all(answer.done() for answer in asked):
+                found |= all(session["sequences"] for session in admin.sessions())
+            return found
 
         # Together they need 160 blocks of 63. Each prompt is asked twice and has one answer, whoever gives it.
         with ThreadPoolExecutor(16) as threads:
