@@ -1,5 +1,6 @@
 """Random arrivals and cancels on a small pool: whatever fits runs, and everything ends."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,3 +91,18 @@ def test_case_13_something_runs_whenever_something_waits(
         runner.step()
     assert pool.policy.stats().pool.free_blocks == num_blocks - 1
     assert pool.policy.check_integrity() == []
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 2, 5])
+def test_case_16_a_cancelled_sequence_gives_its_blocks_back_within_two_steps(steps_before: int) -> None:
+    """Case 16: reset while queued, in prefill, in decode: blocks back within two steps."""
+    pool = LocalPool(20, LAYOUT)
+    runner = Runner(pool, max_batch_tokens=16, max_sequences=4)
+    runner.add(1, num_prompt=40, max_tokens=40, priority=0, first_token=1)
+    for _ in range(steps_before):
+        runner.step()
+    runner.scheduler.cancel(SequenceId(1))
+    for _ in range(2):
+        runner.step()
+    assert pool.policy.stats().usage.sequences == 0
+    assert pool.policy.stats().pool.free_blocks == 19
