@@ -16,6 +16,14 @@ class PoolMemory(Protocol):
         """Bytes."""
         ...
 
+    @property
+    def outlived_by_device_work(self) -> bool:
+        """Whether work that a runner has queued on a device may still write it after the runner's process has ended.
+
+        Then the blocks that a dead runner could write stay QUARANTINED for a while.
+        """
+        ...
+
     def descriptors(self) -> list[int]:
         """File descriptors that a runner needs to map it; they travel over the hand-over socket. The memory's own."""
         ...

@@ -22,6 +22,7 @@ class MemfdPool:
     """
 
     backend = "memfd"
+    outlived_by_device_work = False
 
     def __init__(self, size: int, *, preallocate: bool) -> None:
         """Create the memory.
