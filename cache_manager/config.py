@@ -13,6 +13,11 @@ class ManagerSettings(Settings):
         "127.0.0.1:50052", description="HOST:PORT of statistics, audits and health; port 0: any."
     )
     watermark: float = Field(0.01, ge=0, lt=1, description="Share of the blocks that a new sequence must leave free.")
+    settle_s: float = Field(
+        2.0,
+        ge=0,
+        description="Seconds that a dead runner's work on a GPU may outlive its process; not measured yet.",
+    )
     preallocate: bool = Field(
         True, description="Take the pool's memory at start, so that too little of it is an error then and not later."
     )

@@ -4,8 +4,11 @@ A runner connects before it attaches and sends its own pidfd; the manager checks
 with a secret session token and the descriptors of the pool. Both keep the connection open for life. Its end is the
 proof of death: the kernel closes it only when every thread of the runner has stopped, so nobody writes any more.
 
+Work that the runner has queued on a device is another matter. A runner that ends in good order waits for it and says
+GOODBYE; of any other one the manager keeps the pidfd.
+
 Bytes on it, of a stream socket: the runner sends HELLO with one descriptor, the manager answers with TOKEN_BYTES and
-the pool's descriptors. Whatever a runner sends later is discarded.
+the pool's descriptors. GOODBYE counts when it is the last that the runner sends. Whatever else it sends is discarded.
 """
 
 import asyncio
@@ -22,6 +25,7 @@ import structlog
 from pagekeeper.common.errors import ConfigurationError
 
 HELLO = b"pagekeeper-handover-1\n"
+GOODBYE = b"pagekeeper-goodbye\n"
 TOKEN_BYTES = 32
 
 _HANDSHAKE_SECONDS = 5.0
@@ -45,8 +49,13 @@ class RunnerConnection:
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
         self._hello = b""
-        self.pidfd = -1
-        """Readable once the process has ended, a little after its connection has: for pools whose device works on."""
+        self._last_said = b""
+        self._pidfd = -1
+
+    @property
+    def said_goodbye(self) -> bool:
+        """The runner has let go of the pool in good order: nothing of it writes any more, on no device."""
+        return self._last_said == GOODBYE
 
     def read_hello(self) -> bool:
         """Take what has arrived of the handshake; whether it is complete.
@@ -62,20 +71,35 @@ class RunnerConnection:
             raise ValueError("not a hello")
         if self._hello != HELLO:
             return False
-        if self.pidfd < 0:
+        if self._pidfd < 0:
             raise ValueError("a hello without a pidfd")
         return True
+
+    def listen(self) -> bool:
+        """Take what has arrived since the handshake; False at the connection's end.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        data = self.socket.recv(4096)
+        self._last_said = (self._last_said + data)[-len(GOODBYE) :]
+        return bool(data)
+
+    def take_pidfd(self) -> int:
+        """The runner's pidfd, the caller's to close: readable once the process has ended, a little after this has."""
+        pidfd, self._pidfd = self._pidfd, -1
+        return pidfd
 
     def close(self) -> None:
         """Close the descriptors."""
         self.socket.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
+        if self._pidfd >= 0:
+            os.close(self.take_pidfd())
 
     def _keep_pidfd(self, descriptors: list[int]) -> None:
         for descriptor in descriptors:
-            if self.pidfd < 0 and _is_pidfd(descriptor):
-                self.pidfd = descriptor
+            if self._pidfd < 0 and _is_pidfd(descriptor):
+                self._pidfd = descriptor
             else:
                 os.close(descriptor)
 
@@ -88,7 +112,10 @@ class Runners(Protocol):
         ...
 
     def runner_ended(self, connection: RunnerConnection) -> None:
-        """Nobody in that process writes any more. Called once for each `runner_connected`."""
+        """No thread of that process writes any more. Called once for each `runner_connected`.
+
+        The connection's descriptors are closed when this returns, but for the pidfd if it was taken.
+        """
         ...
 
 
@@ -165,9 +192,8 @@ class HandoverServer:
     def _read(self, connection: RunnerConnection) -> None:
         try:
             if connection.token:
-                if connection.socket.recv(4096):
-                    return
-                self._end(connection)
+                if not connection.listen():
+                    self._end(connection)
             elif connection.read_hello():
                 self._welcome(connection)
         except BlockingIOError:
@@ -186,13 +212,19 @@ class HandoverServer:
         self._runners.runner_connected(connection)
 
     def _end(self, connection: RunnerConnection) -> None:
-        self._drop(connection)
-        self._runners.runner_ended(connection)
+        self._forget(connection)
+        try:
+            self._runners.runner_ended(connection)
+        finally:
+            connection.close()
 
     def _drop(self, connection: RunnerConnection) -> None:
+        self._forget(connection)
+        connection.close()
+
+    def _forget(self, connection: RunnerConnection) -> None:
         asyncio.get_running_loop().remove_reader(connection.socket)
         self._connections.discard(connection)
-        connection.close()
 
 
 class HandoverClient:
@@ -225,8 +257,9 @@ class HandoverClient:
                 pass
 
     def close(self) -> None:
-        """Tell the manager that this runner writes no more. Idempotent."""
+        """Tell the manager that this runner writes no more: no step of it is in flight, on no device. Idempotent."""
         with contextlib.suppress(OSError):
+            self._socket.send(GOODBYE, socket.MSG_DONTWAIT)
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 

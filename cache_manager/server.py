@@ -17,6 +17,7 @@ from cache_manager.config import ManagerSettings
 from cache_manager.event_feed import EventFeed
 from cache_manager.handover import HandoverServer
 from cache_manager.memory.memfd import MemfdPool
+from cache_manager.quarantine import Quarantine
 from cache_manager.service import CacheService
 from cache_manager.sessions import CachePolicy
 from pagekeeper import __version__
@@ -52,7 +53,9 @@ async def serve(settings: ManagerSettings) -> None:
         stack.callback(memory.close)
         policy = CachePolicy(memory.size, settings.watermark)
         start_id = secrets.token_hex(8)
-        service = CacheService(policy, memory, start_id)
+        quarantine = Quarantine(policy.settle, settings.settle_s)
+        stack.callback(quarantine.close)
+        service = CacheService(policy, memory, start_id, quarantine)
         await stack.enter_async_context(_cache_server(service, runtime_dir))
         handover = HandoverServer(runtime_dir.handover_socket, memory.descriptors(), service)
         handover.start()

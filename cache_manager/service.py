@@ -11,6 +11,7 @@ import structlog
 from cache_manager import wire
 from cache_manager.handover import RunnerConnection, Runners
 from cache_manager.memory.interface import PoolMemory
+from cache_manager.quarantine import Quarantine
 from cache_manager.sessions import CachePolicy, ProtocolViolation
 from pagekeeper.common.errors import ConfigurationError
 from pagekeeper.common.ids import Epoch
@@ -38,18 +39,21 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
     """Carries sessions.
 
     A session belongs to a hand-over connection and not to a stream: a stream that breaks takes nothing away, and the
-    end of the connection takes everything at once.
+    end of the connection takes everything: at once, unless work that the runner has queued on a device may still write
+    to the pool.
 
     Args:
         policy: decides.
         memory: the pool's bytes.
         start_id: differs after every start of the manager.
+        quarantine: keeps what a dead runner's device work may still write.
     """
 
-    def __init__(self, policy: CachePolicy, memory: PoolMemory, start_id: str) -> None:
+    def __init__(self, policy: CachePolicy, memory: PoolMemory, start_id: str, quarantine: Quarantine) -> None:
         self._policy = policy
         self._memory = memory
         self._start_id = start_id
+        self._quarantine = quarantine
         self._runners: dict[bytes, _Runner] = {}
         """By session token."""
 
@@ -58,11 +62,15 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
         self._runners[connection.token] = _Runner(connection)
 
     def runner_ended(self, connection: RunnerConnection) -> None:
-        """It can write no more: its session ends at once."""
+        """Its process can write no more: its session ends. What its device may still write is quarantined."""
         epoch = self._runners.pop(connection.token).epoch
-        if epoch is not None:
-            self._policy.detach(epoch)
-            _log.info("session ended", epoch=epoch, pid=connection.pid)
+        if epoch is None:
+            return
+        outlived = self._memory.outlived_by_device_work and not connection.said_goodbye
+        quarantined = self._policy.detach(epoch, quarantine=outlived)
+        if quarantined:
+            self._quarantine.hold(quarantined, connection.take_pidfd())
+        _log.info("session ended", epoch=epoch, pid=connection.pid, quarantined=bool(quarantined))
 
     async def Attach(
         self,

@@ -128,23 +128,29 @@ class CachePolicy(CacheState):
             self.detach(superseded)
         return results
 
-    def detach(self, epoch: Epoch, *, quarantine: bool = False) -> None:
+    def detach(self, epoch: Epoch, *, quarantine: bool = False) -> list[Epoch]:
         """End a session: its runner is gone, or has replaced it. Ending one that has ended does nothing.
 
         Args:
             epoch: the session; those that it was to supersede end with it.
             quarantine: its device work may outlive it, so blocks that it could write wait for `settle`.
+
+        Returns:
+            The sessions among these that have such blocks.
         """
         session = self._sessions.get(epoch)
         if session is None or session.state is SessionState.QUARANTINED:
-            return
+            return []
+        waiting: list[Epoch] = []
         if session.supersedes is not None:
-            self.detach(session.supersedes, quarantine=quarantine)
+            waiting = self.detach(session.supersedes, quarantine=quarantine)
         self._tickets.withdraw_all(epoch)
         session.quarantined = session.sequences.end(quarantine=quarantine)
         session.state = SessionState.QUARANTINED
-        if not session.quarantined:
-            del self._sessions[epoch]
+        if session.quarantined:
+            return [*waiting, epoch]
+        del self._sessions[epoch]
+        return waiting
 
     def settle(self, epoch: Epoch) -> None:
         """The device work of a quarantined session has ended: its blocks become FREE."""

@@ -11,6 +11,7 @@ from cache_manager import service, wire
 from cache_manager.admin import AdminService
 from cache_manager.event_feed import EventFeed
 from cache_manager.memory.memfd import MemfdPool
+from cache_manager.quarantine import Quarantine
 from cache_manager.service import CacheService
 from pagekeeper.common.operations import StepMessage
 from pagekeeper.common.sockets import unix_target
@@ -41,7 +42,7 @@ async def channel(runtime_dir: Path, request: pytest.FixtureRequest) -> AsyncIte
     """To a server whose policy is broken, if a parameter says so."""
     policy = BrokenPolicy() if getattr(request, "param", None) == "broken" else tiny_policy(8)
     memory = MemfdPool(1 << 16, preallocate=False)
-    carrier = CacheService(policy, memory, "start")
+    carrier = CacheService(policy, memory, "start", Quarantine(lambda _: None, 0.0))
     carrier.runner_connected(Connection())
     server = grpc.aio.server()
     cache_pb2_grpc.add_CacheServiceServicer_to_server(carrier, server)
