@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cache_manager import handover
-from cache_manager.handover import HELLO, HandoverClient, HandoverServer, RunnerConnection, Runners
+from cache_manager.handover import GOODBYE, HELLO, HandoverClient, HandoverServer, RunnerConnection, Runners
 
 LIMIT_S = 10.0
 
@@ -123,6 +123,57 @@ async def test_what_a_runner_says_later_is_discarded(server: HandoverServer, pat
         each.close()
         os.close(each.descriptors[0])
     await _until(lambda: len(registry.ended) == 2)
+
+
+async def test_a_runner_that_closes_has_said_goodbye(server: HandoverServer, path: Path, registry: Registry) -> None:
+    client = await _connect(path)
+    (connection,) = registry.connected
+    os.close(client.descriptors[0])
+    assert not connection.said_goodbye
+    client.close()
+    await _until(lambda: bool(registry.ended))
+    assert connection.said_goodbye
+
+
+@pytest.mark.parametrize(
+    ("last_words", "counts"),
+    [
+        ([], False),
+        ([GOODBYE], True),
+        ([b"noise", GOODBYE[:4], GOODBYE[4:]], True),
+        ([b"x" * 5000 + GOODBYE], True),
+        ([GOODBYE, b"noise"], False),
+        ([GOODBYE[:-1]], False),
+    ],
+)
+async def test_only_goodbye_as_the_last_words_counts(
+    server: HandoverServer, path: Path, registry: Registry, last_words: list[bytes], counts: bool
+) -> None:
+    client = await _connect(path)
+    os.close(client.descriptors[0])
+    for words in last_words:
+        client._socket.sendall(words)
+        await asyncio.sleep(0)
+    client._socket.close()
+    await _until(lambda: bool(registry.ended))
+    assert registry.ended[0].said_goodbye == counts
+
+
+async def test_a_pidfd_that_was_taken_stays_open(path: Path) -> None:
+    taken: list[int] = []
+
+    class Taker(Registry):
+        def runner_ended(self, connection: RunnerConnection) -> None:
+            taken.append(connection.take_pidfd())
+
+    server = HandoverServer(path, [], Taker())
+    server.start()
+    client = await _connect(path)
+    client.close()
+    await _until(lambda: bool(taken))
+    server.close()
+    assert handover._is_pidfd(taken[0])
+    os.close(taken[0])
 
 
 @pytest.mark.parametrize("garbage", [b"\0", b"GET / HTTP/1.1\r\n\r\n", HELLO[:-1] + b"?", os.urandom(1000), HELLO])

@@ -254,6 +254,20 @@ def test_what_a_session_could_write_is_quarantined_until_its_device_work_has_end
     policy.settle(session.epoch)
 
 
+def test_a_session_that_was_to_be_superseded_is_quarantined_with_the_one_after_it() -> None:
+    policy = tiny_policy(8)
+    older = PolicySession(policy)
+    older.do(opening(1, tokens(2)))
+    newer = PolicySession(policy, supersedes=older)
+    # Only the older one has something to quarantine.
+    assert policy.detach(newer.epoch, quarantine=True) == [older.epoch]
+    assert policy.stats().pool.quarantined_blocks == 2
+    assert policy.detach(newer.epoch, quarantine=True) == []
+    policy.settle(older.epoch)
+    assert policy.stats().pool.free_blocks == 7
+    assert policy.stats().sessions == []
+
+
 def test_case_09_a_block_whose_writer_died_before_the_seal_is_never_a_hit() -> None:
     """Case 9, the policy's part: killed between write and seal."""
     policy = tiny_policy(8)

@@ -148,6 +148,15 @@ def test_stats_are_a_table_for_people(pagekeeper: Any) -> None:
     assert "runner r0" in out
 
 
+def test_stats_show_what_is_in_quarantine_and_since_which_session(pagekeeper: Any) -> None:
+    dead = admin_pb2.SessionStats(epoch=4, runner_id="r0", pid=7, state="quarantined")
+    numbers = admin_pb2.GetStatsResponse(sessions=[dead], pool=admin_pb2.PoolStats(quarantined_blocks=3))
+    with serving(admin=FakeAdmin(numbers, admin_pb2.AuditResponse())) as address:
+        out = pagekeeper("stats", "--server", address)[1]
+    assert "3 quarantined" in out
+    assert "runner r0, pid 7, quarantined" in out
+
+
 def test_stats_are_watched_until_the_server_is_gone(pagekeeper: Any) -> None:
     numbers = admin_pb2.GetStatsResponse(pool=admin_pb2.PoolStats(total_blocks=1024))
     with serving(admin=FakeAdmin(numbers, admin_pb2.AuditResponse())) as address:
