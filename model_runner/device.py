@@ -1,11 +1,12 @@
 """The device seen as a queue: one step is launched and runs by itself while the engine talks to the cache manager."""
 
-import mmap
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
+from cache_manager.memory.interface import MappedPool
 from kernels.interface import Kernels
 from kernels.kv_layout import KvLayout
 from model_runner.batch import DeviceBatch
@@ -13,9 +14,9 @@ from model_runner.model.decoder import Decoder
 from model_runner.sampler import sample
 
 
-def view_pool(memory: mmap.mmap, layout: KvLayout, num_blocks: int) -> torch.Tensor:
+def view_pool(memory: MappedPool, layout: KvLayout, num_blocks: int) -> torch.Tensor:
     """The pool as `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]` over the same bytes."""
-    pool = torch.frombuffer(memory, dtype=torch.uint8, count=num_blocks * layout.block_bytes)
+    pool = from_dlpack(memory.array())[: num_blocks * layout.block_bytes]
     return pool.view(getattr(torch, layout.dtype)).view(num_blocks, *layout.block_shape)
 
 
@@ -54,7 +55,7 @@ class CpuDevice:
         """Tokens a block."""
         return self._layout.block_size
 
-    def bind(self, memory: mmap.mmap, num_blocks: int) -> None:
+    def bind(self, memory: MappedPool, num_blocks: int) -> None:
         """Compute on this pool from the next step on."""
         self._pool = view_pool(memory, self._layout, num_blocks)
 

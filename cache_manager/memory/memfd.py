@@ -3,11 +3,13 @@
 Nothing is left behind by kill -9, and nobody can unlink it by accident, unlike a name in /dev/shm.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
 from pathlib import Path
 
+from cache_manager.memory.interface import PoolArray
 from pagekeeper.common.errors import ConfigurationError
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -67,8 +69,27 @@ def _available_bytes() -> int:
     return available
 
 
-def open_memfd(fd: int, expected_size: int) -> mmap.mmap:
-    """Map a pool that a manager handed over, shared and writable. The caller keeps `fd`, and may close it.
+class MappedMemfd:
+    """The runner's end, around a mapping that is shared and writable."""
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        self.size = len(mapping)
+
+    def array(self) -> PoolArray:
+        """The bytes, as a numpy array."""
+        import numpy as np  # a manager, which maps nothing, does without it
+
+        return np.frombuffer(self._mapping, np.uint8)
+
+    def close(self) -> None:
+        """Unmap the file, at once or with its last view. Idempotent."""
+        with contextlib.suppress(BufferError):
+            self._mapping.close()
+
+
+def open_memfd(fd: int, expected_size: int) -> MappedMemfd:
+    """Map a pool that a manager handed over. The caller keeps `fd`, and may close it.
 
     Raises:
         ConfigurationError: the file is not sealed against a change of its size, or has another size. Mapping it
@@ -83,4 +104,4 @@ def open_memfd(fd: int, expected_size: int) -> mmap.mmap:
     size = os.fstat(fd).st_size
     if size != expected_size:
         raise ConfigurationError(f"the memory handed over has {size} bytes, not the {expected_size} announced")
-    return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    return MappedMemfd(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))

@@ -12,7 +12,7 @@ from cache_manager.client import CacheClient
 from pagekeeper.common.ids import SequenceId
 from pagekeeper.common.operations import Opened, Seal
 from pagekeeper.common.sockets import RuntimeDir
-from tests.fakes.local_cache import FINGERPRINT, TINY_LAYOUT
+from tests.fakes.local_cache import FINGERPRINT, TINY_LAYOUT, pool_bytes
 from tests.fakes.policy_session import opening, tokens
 
 
@@ -24,7 +24,7 @@ def main(runtime_dir: str, base: int, num_blocks: int, num_sealed: int) -> None:
     assert isinstance(opened, Opened)
     for index, block in enumerate(opened.blocks):
         start = block.id * TINY_LAYOUT.block_bytes
-        cache.memory[start : start + TINY_LAYOUT.block_bytes] = bytes([index + 1]) * TINY_LAYOUT.block_bytes
+        pool_bytes(cache)[start : start + TINY_LAYOUT.block_bytes] = bytes([index + 1]) * TINY_LAYOUT.block_bytes
     if num_sealed:
         sealed = token_ids[: num_sealed * TINY_LAYOUT.block_size]
         cache.send(2, 1, [Seal(SequenceId(1), sealed, opened.blocks[:num_sealed])])

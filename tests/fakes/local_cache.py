@@ -5,6 +5,7 @@ import threading
 from collections import deque
 
 from cache_manager.client import CacheConnectionLost, Exchange, Fingerprint, Granted
+from cache_manager.memory.memfd import MappedMemfd
 from cache_manager.sessions import Attachment, CachePolicy, ProtocolViolation
 from kernels.kv_layout import KvLayout
 from pagekeeper.common.operations import Operation, Result, StepMessage
@@ -22,7 +23,7 @@ class LocalPool:
     def __init__(self, num_blocks: int, layout: KvLayout = TINY_LAYOUT, fingerprint: Fingerprint = FINGERPRINT) -> None:
         self.layout = layout
         self.fingerprint = fingerprint
-        self.memory = mmap.mmap(-1, num_blocks * layout.block_bytes)
+        self.memory = MappedMemfd(mmap.mmap(-1, num_blocks * layout.block_bytes))
         self.policy = CachePolicy(num_blocks * layout.block_bytes)
         self.lock = threading.Lock()
 
@@ -52,7 +53,7 @@ class LocalCache(Exchange):
         return Granted(attached.epoch, "local", attached.num_blocks, block_bytes, attached.watermark_blocks)
 
     @property
-    def memory(self) -> mmap.mmap:
+    def memory(self) -> MappedMemfd:
         return self.pool.memory
 
     def send(self, step: int, completed_step: int, operations: list[Operation]) -> None:
@@ -97,3 +98,8 @@ class LocalCache(Exchange):
         older = supersedes.epoch if supersedes else None
         with pool.lock:
             return pool.policy.attach(self._runner_id, 0, pool.layout, pool.fingerprint, now=0.0, supersedes=older)
+
+
+def pool_bytes(exchange: Exchange) -> memoryview:
+    """The pool's bytes, to be read and written in place; CPU pools only."""
+    return memoryview(exchange.memory.array())

@@ -19,7 +19,7 @@ from cache_manager.handover import HandoverClient
 from pagekeeper.common.operations import Opened, Release
 from pagekeeper.common.sockets import unix_target
 from pagekeeper.v1 import cache_pb2_grpc
-from tests.fakes.local_cache import FINGERPRINT, TINY_LAYOUT
+from tests.fakes.local_cache import FINGERPRINT, TINY_LAYOUT, pool_bytes
 from tests.fakes.manager import LIMIT_S, POOL, ManagerProcess, connect, message, runner_process, wait_until
 from tests.fakes.policy_session import opening, tokens
 
@@ -64,7 +64,7 @@ def test_case_09_a_block_whose_writer_was_killed_before_the_seal_is_never_a_hit(
         assert opened.num_cached_tokens == 16
         for index, block in enumerate(opened.blocks[:2]):
             start = block.id * TINY_LAYOUT.block_bytes
-            content = heir.memory[start : start + TINY_LAYOUT.block_bytes]
+            content = pool_bytes(heir)[start : start + TINY_LAYOUT.block_bytes]
             assert content == bytes([index + 1]) * TINY_LAYOUT.block_bytes
         heir.send(2, 2, [Release(1)])
         heir.send(3, 3, [])
@@ -123,11 +123,11 @@ def test_a_killed_manager_is_noticed_and_its_successor_serves_the_same_directory
         client.receive(LIMIT_S)
     with pytest.raises(CacheConnectionLost):
         client.reattach(LIMIT_S)
-    client.memory[:4] = b"mine"  # the mapping outlives the manager
+    pool_bytes(client)[:4] = b"mine"  # the mapping outlives the manager
     assert manager.runtime_dir.handover_socket.exists()
     with ManagerProcess(manager.runtime_dir.path, *POOL) as successor, closing(connect(successor)) as heir:
         assert heir.granted.start_id != client.granted.start_id
-        assert heir.memory[:4] == bytes(4)
+        assert pool_bytes(heir)[:4] == bytes(4)
         heir.send(1, 0, [opening(1, tokens(2))])
         assert heir.receive(LIMIT_S)[0].num_cached_tokens == 0
     client.close()
@@ -147,8 +147,8 @@ def test_told_to_stop_it_says_so_and_leaves_the_runner_its_memory(manager: Manag
     with pytest.raises(CacheConnectionLost):
         client.receive(LIMIT_S)
     start = opened.blocks[1].id * TINY_LAYOUT.block_bytes
-    client.memory[start : start + 5] = b"still"
-    assert client.memory[start : start + 5] == b"still"
+    pool_bytes(client)[start : start + 5] = b"still"
+    assert pool_bytes(client)[start : start + 5] == b"still"
     client.close()
     assert not manager.runtime_dir.handover_socket.exists()
     assert manager.log_lines()[-1]["event"] == "stopping"

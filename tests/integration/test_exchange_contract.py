@@ -8,7 +8,7 @@ import pytest
 
 from cache_manager.client import CacheClient, CacheConnectionLost, Exchange
 from pagekeeper.common.operations import BlockRef, Extend, Extended, Opened, Refused, Release, Released, Seal, Shortage
-from tests.fakes.local_cache import FINGERPRINT, TINY_LAYOUT, LocalPool
+from tests.fakes.local_cache import FINGERPRINT, TINY_LAYOUT, LocalPool, pool_bytes
 from tests.fakes.manager import ManagerProcess
 from tests.fakes.policy_session import opening, tokens
 
@@ -44,7 +44,7 @@ def test_the_session_is_described(exchange: Exchange) -> None:
     assert granted.watermark_blocks == 1
     assert granted.epoch == 1
     assert granted.start_id
-    assert len(exchange.memory) >= NUM_BLOCKS * TINY_LAYOUT.block_bytes
+    assert exchange.memory.size == len(pool_bytes(exchange)) >= NUM_BLOCKS * TINY_LAYOUT.block_bytes
 
 
 def test_results_come_in_the_order_of_the_messages(exchange: Exchange) -> None:
@@ -77,14 +77,14 @@ def test_two_sessions_share_memory_and_sealed_blocks(attach: Attach) -> None:
     one.send(1, 0, [opening(1, tokens(1))])
     (opened,) = one.receive(LIMIT_S)
     start = opened.blocks[0].id * one.granted.block_bytes
-    one.memory[start : start + 5] = b"bytes"
+    pool_bytes(one)[start : start + 5] = b"bytes"
     one.send(2, 1, [Seal(1, tokens(1), opened.blocks)])
     one.receive(LIMIT_S)
     two.send(1, 0, [opening(9, tokens(2))])
     (hit,) = two.receive(LIMIT_S)
     assert hit.num_cached_tokens == 8
     start = hit.blocks[0].id * two.granted.block_bytes
-    assert two.memory[start : start + 5] == b"bytes"
+    assert pool_bytes(two)[start : start + 5] == b"bytes"
     one.close()
     two.close()
 

@@ -9,18 +9,18 @@ from kernels.interface import AttentionBatch
 from kernels.select import select_kernels
 from model_runner.device import view_pool
 from pagekeeper.common.operations import BlockRef, Extend, Extended, Fork
-from tests.fakes.local_cache import TINY_LAYOUT, LocalCache, LocalPool
+from tests.fakes.local_cache import TINY_LAYOUT, LocalCache, LocalPool, pool_bytes
 from tests.fakes.policy_session import opening, tokens
 
 BLOCK_BYTES = TINY_LAYOUT.block_bytes
 
 
 def _bytes(cache: LocalCache, blocks: list[BlockRef]) -> bytes:
-    return b"".join(cache.memory[block.id * BLOCK_BYTES : (block.id + 1) * BLOCK_BYTES] for block in blocks)
+    return b"".join(pool_bytes(cache)[block.id * BLOCK_BYTES : (block.id + 1) * BLOCK_BYTES] for block in blocks)
 
 
 def _write(cache: LocalCache, block: BlockRef, content: bytes) -> None:
-    cache.memory[block.id * BLOCK_BYTES : (block.id + 1) * BLOCK_BYTES] = content
+    pool_bytes(cache)[block.id * BLOCK_BYTES : (block.id + 1) * BLOCK_BYTES] = content
 
 
 def test_case_24_writing_a_fork_leaves_the_parents_bytes_alone() -> None:

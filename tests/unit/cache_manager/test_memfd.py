@@ -2,6 +2,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,10 @@ def pool() -> Iterator[MemfdPool]:
 
 def test_two_mappings_see_the_same_bytes(pool: MemfdPool) -> None:
     (descriptor,) = pool.descriptors()
-    with open_memfd(descriptor, SIZE) as one, open_memfd(descriptor, SIZE) as two:
-        one[SIZE - 4 :] = b"last"
-        assert two[SIZE - 4 :] == b"last"
-        assert len(two) == SIZE
+    with closing(open_memfd(descriptor, SIZE)) as one, closing(open_memfd(descriptor, SIZE)) as two:
+        memoryview(one.array())[SIZE - 4 :] = b"last"
+        assert memoryview(two.array())[SIZE - 4 :] == b"last"
+        assert two.size == SIZE
 
 
 def test_its_size_is_final(pool: MemfdPool) -> None:
@@ -36,10 +37,24 @@ def test_its_size_is_final(pool: MemfdPool) -> None:
 
 def test_a_mapping_outlives_the_managers_descriptor() -> None:
     memory = MemfdPool(SIZE, preallocate=False)
-    with open_memfd(memory.descriptors()[0], SIZE) as mapping:
+    with closing(open_memfd(memory.descriptors()[0], SIZE)) as mapped:
         memory.close()
-        mapping[:2] = b"ok"
-        assert mapping[:2] == b"ok"
+        view = memoryview(mapped.array())
+        view[:2] = b"ok"
+        assert view[:2] == b"ok"
+
+
+def test_a_view_keeps_the_pool_mapped_after_it_was_closed(pool: MemfdPool) -> None:
+    def is_mapped() -> bool:
+        return "memfd:pagekeeper-pool" in Path("/proc/self/maps").read_text()
+
+    mapped = open_memfd(pool.descriptors()[0], SIZE)
+    view = memoryview(mapped.array())
+    mapped.close()
+    view[:2] = b"ok"
+    assert is_mapped()
+    del view, mapped
+    assert not is_mapped()
 
 
 def test_memory_is_taken_at_start_or_when_it_is_written() -> None:
