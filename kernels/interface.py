@@ -1,53 +1,119 @@
 """What a kernel backend offers, and the batch it works on.
 
 A backend is a module with the functions of `Kernels`: `kernels.reference` is the specification, every other one must
-match it up to the order of float summation. The KV pool they work on is a tensor over shared memory,
-`[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`, contiguous (see `kernels.kv_layout`).
+match it up to the order of float summation. Tensors live on the device of the pool (see `kernels.kv_pool`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from kernels.kv_pool import KvPool
+
+PADDING_SLOT = -1
+"""Slot of a token that fills a batch up to the size of a captured graph: its K and V are stored nowhere."""
 
 
 @dataclass(frozen=True)
 class AttentionBatch:
     """Where the tokens of one step live in the pool. Sequences with one new token (decode) come first.
 
-    All tensors are int64 and live on the device of the pool. Valid for one step.
+    The tensors are int64 and live on the device of the pool. Valid for one step; a captured graph is replayed with
+    other values in the same tensors, so kernels take lengths from the tensors and only upper bounds from the lists.
     """
 
     slot_mapping: torch.Tensor
-    """[tokens]: slot that each new token's K and V go to."""
+    """[tokens]: slot that each new token's K and V go to, or PADDING_SLOT."""
     block_tables: torch.Tensor
     """[sequences, max_blocks]: block ids, padded with the null block."""
+    query_starts: torch.Tensor
+    """[sequences + 1]: row of each sequence's first new token; the last entry is `tokens`."""
+    context_ends: torch.Tensor
+    """[sequences]: tokens of each sequence whose K and V exist once this step's are stored, new ones included.
+
+    0 for a sequence that pads a captured graph; its output is undefined.
+    """
     query_lengths: list[int]
     """New tokens of each sequence; their sum is `tokens`. Host side."""
     context_lengths: list[int]
-    """Tokens of each sequence whose K and V exist once this step's are stored, new ones included. Host side."""
+    """`context_ends` on the host; in a captured graph upper bounds of them."""
     num_decodes: int
     """The first so many sequences have exactly one new token."""
+    shared_blocks: torch.Tensor | None = None
+    """[1]: leading entries that the block tables of all decodes have in common, to be read once for all of them.
+
+    Whole blocks before each decode's new token. None: nobody has looked, or it does not pay. A hint: results are the
+    same up to the order of float summation.
+    """
+
+
+@dataclass(frozen=True)
+class AttentionParams:
+    """How scores are made; the same for every step of a layer."""
+
+    scale: float
+    """Factor of the dot products."""
+    sliding_window: int | None = None
+    """A token sees the last so many tokens, itself included; None: all."""
+    soft_cap: float | None = None
+    """A scaled score s becomes `soft_cap * tanh(s / soft_cap)`; None: unchanged."""
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """How the next token is chosen, one entry for each row of logits. Tensors on the logits' device.
+
+    Randomness is Philox4x32-10 with key (low, high word of seed) and counter (position, candidate, 0, 0), so a token
+    does not depend on what else is in the batch (Salmon et al., SC'11). The draw has 53 bits: word 0, then the upper
+    21 bits of word 1.
+    """
+
+    temperature: torch.Tensor
+    """[rows] float64; 0: the likeliest token, the first of equals."""
+    top_k: torch.Tensor
+    """[rows] int64: only so many of the likeliest are kept, the first of equals; 0 or at least vocab: all."""
+    top_p: torch.Tensor
+    """[rows] float64: of those, likeliest first, only as many as are needed to reach this share are kept; 1: all."""
+    min_p: torch.Tensor
+    """[rows] float64: of those, only what is at least this share of the likeliest is kept; 0: all."""
+    seed: torch.Tensor
+    """[rows] int64: 64 bits."""
+    candidate: torch.Tensor
+    """[rows] int64: 32 bits."""
+    position: torch.Tensor
+    """[rows] int64: 32 bits."""
+    all_greedy: bool
+    """Every temperature is 0. Host side."""
+    filters: bool
+    """Some top_k, top_p or min_p keeps less than all. Host side."""
 
 
 class Linear(Protocol):
     """A linear layer whose weights a backend has arranged for itself."""
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """`x [tokens, in] @ weight.T + bias + residual [tokens, out]`, as a new tensor `[tokens, out]`."""
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x [tokens, in] @ weight.T + bias`, as a new tensor `[tokens, out]`."""
         ...
 
 
 class PagedAttention(Protocol):
     """Causal attention of one step's tokens over their sequences' paged context; valid for that step."""
 
-    def store(self, layer: int, key_value: torch.Tensor) -> None:
-        """Write K and V of the new tokens, `[tokens, 2, num_kv_heads, head_dim]`, into their slots of the pool."""
+    def rotate_and_store(self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Rotate Q and K of the new tokens in place, then write K and V into their slots of the pool.
+
+        Args:
+            layer: of the pool.
+            qkv: [tokens, num_heads + 2 * num_kv_heads, head_dim], Q, K, V; its V stays as it is.
+            cos: [tokens, head_dim].
+            sin: [tokens, head_dim], the first half negated. Pairs are (i, i + head_dim / 2): a rotated head is
+                `x * cos + x rolled by half of head_dim * sin`.
+        """
         ...
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        """Attention of `query [tokens, num_heads, head_dim]`, to be called after `store`.
+        """Attention of `query [tokens, num_heads, head_dim]`, to be called after `rotate_and_store`.
 
         Returns a new tensor of the same shape. A token sees its own sequence's tokens up to itself, of those the
         last `sliding_window` if that is set. What unused slots hold, NaN included, has no influence on a single bit.
@@ -63,26 +129,40 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """`x / sqrt(mean(x²) + epsilon) * weight` over the last dimension; `weight` may broadcast over heads."""
+        """`x / sqrt(mean(x²) + epsilon) * weight` over the last dimension; `weight` may broadcast over heads.
+
+        The heads of `x [tokens, heads, head_dim]` may be some of more: only its last two dimensions are contiguous.
+        """
         ...
 
-    def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Rotate `x [tokens, heads, head_dim]` in place: `x * cos + x rolled by half of head_dim * sin`.
-
-        `cos` and `sin` are `[tokens, head_dim]`; the first half of `sin` is negated. Pairs are (i, i + head_dim / 2).
-        """
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        """Add `x` to `residual` in place and return `rms_norm` of the sum; all `[tokens, hidden_size]`."""
         ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """`silu(gate) * up` of `gate_up [tokens, 2 * size]`, gate first, as a new tensor `[tokens, size]`."""
         ...
 
-    def prepare_attention(
-        self, batch: AttentionBatch, kv_pool: torch.Tensor, scale: float, sliding_window: int | None
-    ) -> PagedAttention:
-        """Derive once a step what every layer's attention needs."""
+    def prepare_attention(self, batch: AttentionBatch, kv_pool: KvPool, params: AttentionParams) -> PagedAttention:
+        """Derive once a step what every layer's attention needs.
+
+        Raises:
+            ValueError: this backend has no kernels for the pool's dtype or shape.
+        """
         ...
 
-    def copy_blocks(self, kv_pool: torch.Tensor, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Copy whole blocks inside the pool, one after the other in the given order."""
+    def copy_blocks(self, kv_pool: KvPool, copies: torch.Tensor) -> None:
+        """Copy whole blocks inside the pool: `copies [n, 2]` int64 holds (source, destination).
+
+        No destination is named twice or is a source of another copy, so their order does not matter.
+        """
+        ...
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        """Choose a token id for each row of `logits [rows, vocab]` float32, finite but for -inf; `[rows]` int64.
+
+        The draw is looked up in the cumulative distribution of what is kept, in index order.
+        """
         ...

@@ -4,11 +4,18 @@ The pool is `num_blocks` blocks in a row. A block is one contiguous byte range t
 tokens for all layers, `[num_layers, 2, num_kv_heads, block_size, head_dim]` with K at index 0 and V at 1, so that
 copy-on-write, off-load and transfer are one copy each. Block `b` starts at byte `b * block_bytes`; slot `s` is token
 `s % block_size` of block `s // block_size`. Offsets are 64-bit everywhere.
+
+A quantised block is followed, inside its byte range, by its scales: one float32 for each token and head,
+`[num_layers, 2, num_kv_heads, block_size]`. A stored value is `quantised * scale`, so a block's bytes depend on its
+tokens alone.
 """
 
+import math
 from dataclasses import dataclass
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+QUANTISED = frozenset({"float8_e4m3fn"})
+SCALE_BYTES = 4
 
 NULL_BLOCK = 0
 """Pads block tables; in no state and never granted."""
@@ -44,10 +51,19 @@ class KvLayout:
         return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
     @property
+    def scale_shape(self) -> tuple[int, int, int, int] | None:
+        """`(num_layers, 2, num_kv_heads, block_size)` of a quantised block, else None."""
+        return self.block_shape[:4] if self.dtype in QUANTISED else None
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of a block's K and V; what follows are its scales."""
+        return math.prod(self.block_shape) * DTYPE_BYTES[self.dtype]
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
-        elements = self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim
-        return elements * DTYPE_BYTES[self.dtype]
+        return self.data_bytes + (SCALE_BYTES * math.prod(self.scale_shape) if self.scale_shape else 0)
 
     def num_blocks(self, pool_bytes: int) -> int:
         """How many whole blocks, the null block included, fit into a pool of `pool_bytes`."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.interface import AttentionBatch
+from kernels.interface import AttentionBatch, SamplingBatch
 from kernels.kv_layout import NULL_BLOCK
-from model_runner.sampler import SampleRequest
+from model_runner.sampler import SampleRequest, sampling_batch
 from model_runner.step import Step
 
 
@@ -24,11 +24,10 @@ class DeviceBatch:
     attention: AttentionBatch
     logit_rows: torch.Tensor
     """[samples] int64: rows of the tokens that the next token is sampled from."""
-    sample_requests: list[SampleRequest]
-    """One for each of logit_rows."""
-    copy_sources: list[int]
-    """Blocks to copy before anything is written, with copy_destinations."""
-    copy_destinations: list[int]
+    sampling: SamplingBatch
+    """One entry for each of logit_rows."""
+    copies: torch.Tensor
+    """[copies, 2] int64: blocks to copy before anything is written, source and destination."""
 
 
 def build_batch(step: Step, block_size: int) -> DeviceBatch:
@@ -39,6 +38,8 @@ def build_batch(step: Step, block_size: int) -> DeviceBatch:
     logit_rows: list[int] = []
     sample_requests: list[SampleRequest] = []
     tables: list[list[int]] = []
+    query_starts = [0]
+    context_lengths: list[int] = []
     for entry in step.entries:
         sequence = entry.sequence
         first, last = sequence.num_computed, sequence.num_computed + entry.num_tokens
@@ -47,6 +48,8 @@ def build_batch(step: Step, block_size: int) -> DeviceBatch:
         positions += range(first, last)
         slots += [table[p // block_size] * block_size + p % block_size for p in range(first, last)]
         tables.append(table)
+        query_starts.append(len(token_ids))
+        context_lengths.append(last)
         if entry.samples:
             logit_rows.append(len(token_ids) - 1)
             request = SampleRequest(sequence.sampling, sequence.candidate, sequence.num_generated_tokens)
@@ -60,12 +63,13 @@ def build_batch(step: Step, block_size: int) -> DeviceBatch:
             block_tables=torch.tensor(
                 [table + [NULL_BLOCK] * (width - len(table)) for table in tables], dtype=torch.int64
             ),
+            query_starts=torch.tensor(query_starts, dtype=torch.int64),
+            context_ends=torch.tensor(context_lengths, dtype=torch.int64),
             query_lengths=[entry.num_tokens for entry in step.entries],
-            context_lengths=[entry.sequence.num_computed + entry.num_tokens for entry in step.entries],
+            context_lengths=context_lengths,
             num_decodes=sum(entry.num_tokens == 1 for entry in step.entries),
         ),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
-        sample_requests=sample_requests,
-        copy_sources=[copy.source.id for copy in step.copies],
-        copy_destinations=[copy.destination.id for copy in step.copies],
+        sampling=sampling_batch(sample_requests),
+        copies=torch.tensor([[copy.source.id, copy.destination.id] for copy in step.copies], dtype=torch.int64),
     )

@@ -9,15 +9,14 @@ from torch.utils.dlpack import from_dlpack
 from cache_manager.memory.interface import MappedPool
 from kernels.interface import Kernels
 from kernels.kv_layout import KvLayout
+from kernels.kv_pool import KvPool
 from model_runner.batch import DeviceBatch
 from model_runner.model.decoder import Decoder
-from model_runner.sampler import sample
 
 
-def view_pool(memory: MappedPool, layout: KvLayout, num_blocks: int) -> torch.Tensor:
-    """The pool as `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]` over the same bytes."""
-    pool = from_dlpack(memory.array())[: num_blocks * layout.block_bytes]
-    return pool.view(getattr(torch, layout.dtype)).view(num_blocks, *layout.block_shape)
+def view_pool(memory: MappedPool, layout: KvLayout, num_blocks: int) -> KvPool:
+    """The pool over the same bytes."""
+    return KvPool.over(from_dlpack(memory.array()), layout, num_blocks)
 
 
 class Flight:
@@ -47,7 +46,7 @@ class CpuDevice:
         self._decoder = decoder
         self._kernels = kernels
         self._layout = layout
-        self._pool: torch.Tensor | None = None
+        self._pool: KvPool | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
 
     @property
@@ -74,14 +73,15 @@ class CpuDevice:
         """Wait for the last step and end the thread."""
         self._thread.shutdown()
 
-    def _run(self, batch: DeviceBatch, pool: torch.Tensor) -> tuple[list[int], float]:
+    def _run(self, batch: DeviceBatch, pool: KvPool) -> tuple[list[int], float]:
         with torch.inference_mode():
-            if batch.copy_sources:
-                self._kernels.copy_blocks(pool, batch.copy_sources, batch.copy_destinations)
+            if len(batch.copies):
+                self._kernels.copy_blocks(pool, batch.copies)
             tokens: list[int] = []
             if len(batch.token_ids):
                 logits = self._decoder.forward(
                     batch.token_ids, batch.positions, batch.attention, pool, batch.logit_rows
                 )
-                tokens = sample(logits, batch.sample_requests) if batch.sample_requests else []
+                if len(batch.logit_rows):
+                    tokens = self._kernels.sample(logits, batch.sampling).tolist()
         return tokens, time.monotonic()

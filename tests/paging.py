@@ -1,5 +1,6 @@
 """Sequences on shuffled, scattered blocks of a pool, and the batches that a runner would build for them."""
 
+import itertools
 import random
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 
 from kernels.interface import AttentionBatch
 from kernels.kv_layout import NULL_BLOCK, KvLayout
+from kernels.kv_pool import KvPool
 
 
 class Chunk(NamedTuple):
@@ -21,7 +23,10 @@ class PagedPool:
     """A pool filled with one value, and block tables of sequences in it."""
 
     def __init__(self, layout: KvLayout, num_blocks: int, fill: float = float("nan"), seed: int = 0) -> None:
-        self.tensor = torch.full((num_blocks, *layout.block_shape), fill)
+        self.kv = KvPool.over(torch.empty(num_blocks * layout.block_bytes, dtype=torch.uint8), layout, num_blocks)
+        self.kv.blocks.fill_(fill)
+        if self.kv.scales is not None:
+            self.kv.scales.fill_(fill)
         self.tables: list[list[int]] = []
         self._layout = layout
         self._free = random.Random(seed).sample(range(1, num_blocks), num_blocks - 1)
@@ -40,10 +45,22 @@ class PagedPool:
         """The batch of these chunks, of which those with one token must come first."""
         width = max(len(self.tables[chunk.sequence]) for chunk in chunks)
         tables = [self.tables[chunk.sequence] for chunk in chunks]
-        return AttentionBatch(
-            slot_mapping=torch.tensor([slot for chunk in chunks for slot in self.slots(*chunk)]),
-            block_tables=torch.tensor([table + [NULL_BLOCK] * (width - len(table)) for table in tables]),
-            query_lengths=[chunk.stop - chunk.start for chunk in chunks],
-            context_lengths=[chunk.stop for chunk in chunks],
-            num_decodes=sum(chunk.stop - chunk.start == 1 for chunk in chunks),
-        )
+        padded = [table + [NULL_BLOCK] * (width - len(table)) for table in tables]
+        slots = [slot for chunk in chunks for slot in self.slots(*chunk)]
+        query_lengths = [chunk.stop - chunk.start for chunk in chunks]
+        return attention_batch(slots, padded, query_lengths, [chunk.stop for chunk in chunks])
+
+
+def attention_batch(
+    slots: list[int], tables: list[list[int]], query_lengths: list[int], context_lengths: list[int]
+) -> AttentionBatch:
+    """The batch of sequences on the CPU, of which those with one new token must come first."""
+    return AttentionBatch(
+        slot_mapping=torch.tensor(slots),
+        block_tables=torch.tensor(tables),
+        query_starts=torch.tensor([0, *itertools.accumulate(query_lengths)]),
+        context_ends=torch.tensor(context_lengths),
+        query_lengths=query_lengths,
+        context_lengths=context_lengths,
+        num_decodes=query_lengths.count(1),
+    )

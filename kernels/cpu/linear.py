@@ -1,8 +1,7 @@
 """The linear layer on oneDNN, with weights packed once for its micro-kernels.
 
 Packed against `F.linear` on two Zen 4 cores, shapes of SmolLM2 (576 -> 3072): 277 against 601 us for 1 row, 278 against
-675 for 8, 630 against 1118 for 32, 8.5 against 10.8 ms for 512; no shape was slower. Adding the residual in the
-layer costs 1-3 %, less than a pass of its own.
+675 for 8, 630 against 1118 for 32, 8.5 against 10.8 ms for 512; no shape was slower.
 """
 
 from dataclasses import dataclass
@@ -20,12 +19,9 @@ class PackedLinear:
     packed: torch.Tensor
     bias: torch.Tensor | None
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """`x @ weight.T + bias + residual`."""
-        if residual is None:
-            out: torch.Tensor = _linear(x, self.packed, self.bias, "none", [], "")
-        else:
-            out = _linear.binary(x, residual, self.packed, self.bias, "add")
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x @ weight.T + bias`."""
+        out: torch.Tensor = _linear(x, self.packed, self.bias, "none", [], "")
         return out
 
 

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu.paged_context import PagedContext, prepare_context
-from kernels.interface import AttentionBatch
+from kernels.cpu.rotary import rotary
+from kernels.interface import AttentionBatch, AttentionParams
+from kernels.kv_pool import KvPool
 
 _GROUP_SLACK_BLOCKS = 4
 
@@ -78,9 +80,12 @@ class CpuAttention:
     """Every token is in exactly one."""
     scale: float
 
-    def store(self, layer: int, key_value: torch.Tensor) -> None:
-        """Write `[tokens, 2, num_kv_heads, head_dim]` into the new tokens' slots."""
+    def rotate_and_store(self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Rotate Q and K of `qkv [tokens, num_heads + 2 * num_kv_heads, head_dim]`, write K and V into their slots."""
         _, _, _, num_kv_heads, block_size, head_dim = self.kv_pool.shape
+        num_heads = qkv.shape[1] - 2 * num_kv_heads
+        rotary(qkv[:, : num_heads + num_kv_heads], cos, sin)
+        key_value = qkv[:, num_heads:]
         layer_rows = self.kv_pool.view(-1, head_dim)[layer * 2 * num_kv_heads * block_size :]
         layer_rows.index_copy_(0, self.slot_rows, key_value.reshape(-1, head_dim))
 
@@ -94,26 +99,27 @@ class CpuAttention:
         return out
 
 
-def prepare_attention(
-    batch: AttentionBatch, kv_pool: torch.Tensor, scale: float, sliding_window: int | None
-) -> CpuAttention:
+def prepare_attention(batch: AttentionBatch, kv_pool: KvPool, params: AttentionParams) -> CpuAttention:
     """Derive rows and masks of one step.
 
     Raises:
-        ValueError: the pool does not hold float32.
+        ValueError: the pool does not hold float32, or scores have a soft cap.
     """
-    if kv_pool.dtype != torch.float32:
-        raise ValueError(f"kernels 'cpu' keep K and V in float32, not {kv_pool.dtype}")
+    if kv_pool.blocks.dtype != torch.float32:
+        raise ValueError(f"kernels 'cpu' keep K and V in float32, not {kv_pool.blocks.dtype}")
+    if params.soft_cap is not None:
+        raise ValueError("kernels 'cpu' have no soft cap")
+    blocks, sliding_window = kv_pool.blocks, params.sliding_window
     decodes = [(batch.context_lengths[i], i) for i in range(batch.num_decodes)]
-    groups = group_by_length(decodes, kv_pool.shape[4])
+    groups = group_by_length(decodes, blocks.shape[4])
     parts: list[DecodeGroup | Prefill] = [
-        _decode_group(batch, kv_pool, group, len(groups) == 1, sliding_window) for group in groups
+        _decode_group(batch, blocks, group, len(groups) == 1, sliding_window) for group in groups
     ]
     first_token = batch.num_decodes
     for sequence in range(batch.num_decodes, len(batch.query_lengths)):
-        parts.append(_prefill(batch, kv_pool, sequence, first_token, sliding_window))
+        parts.append(_prefill(batch, blocks, sequence, first_token, sliding_window))
         first_token += batch.query_lengths[sequence]
-    return CpuAttention(kv_pool, _slot_rows(kv_pool, batch.slot_mapping), parts, scale)
+    return CpuAttention(blocks, _slot_rows(blocks, batch.slot_mapping), parts, params.scale)
 
 
 def group_by_length(decodes: list[tuple[int, int]], block_size: int) -> list[list[int]]:

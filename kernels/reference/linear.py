@@ -13,10 +13,9 @@ class ReferenceLinear:
     weight: torch.Tensor
     bias: torch.Tensor | None
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """`x @ weight.T + bias + residual`."""
-        out = F.linear(x, self.weight, self.bias)
-        return out if residual is None else out + residual
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x @ weight.T + bias`."""
+        return F.linear(x, self.weight, self.bias)
 
 
 def prepare_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> ReferenceLinear:

@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from kernels.interface import AttentionBatch, Kernels
+from kernels.interface import AttentionBatch, AttentionParams, Kernels
+from kernels.kv_pool import KvPool
 from model_runner.model.config import ModelConfig
 from model_runner.model.layers import DecoderLayer, Rotation
 from model_runner.model.rotary import RotaryEmbedding, take_divisors
@@ -48,7 +49,7 @@ class Decoder:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         batch: AttentionBatch,
-        kv_pool: torch.Tensor,
+        kv_pool: KvPool,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Run one step: store K and V of its tokens in the pool and return logits of the rows asked for.
@@ -57,7 +58,7 @@ class Decoder:
             token_ids: [tokens] int64, sequence after sequence in the order of `batch`.
             positions: [tokens] int64, of each token in its sequence, from 0.
             batch: where the tokens live in the pool.
-            kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+            kv_pool: where K and V live.
             logit_rows: [rows] int64, indices into `token_ids`.
 
         Returns:
@@ -65,11 +66,12 @@ class Decoder:
         """
         rotation = Rotation(*self._rotary.angles(positions))
         attentions = {
-            window: self._kernels.prepare_attention(batch, kv_pool, self._scale, window)
+            window: self._kernels.prepare_attention(batch, kv_pool, AttentionParams(self._scale, window))
             for window in set(self._windows)
         }
         x = F.embedding(token_ids, self._embedding)
+        residual = torch.zeros_like(x)
         for layer, window in zip(self._layers, self._windows, strict=True):
-            x = layer.forward(x, rotation, attentions[window])
-        x = self._kernels.rms_norm(x[logit_rows], self._norm, self._epsilon)
+            x = layer.forward(x, residual, rotation, attentions[window])
+        x = self._kernels.add_rms_norm(x[logit_rows], residual[logit_rows], self._norm, self._epsilon)
         return self._head(x).float()

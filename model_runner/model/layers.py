@@ -1,4 +1,7 @@
-"""One layer of the decoder: attention and feed-forward, each behind a norm and added to the residual stream."""
+"""One layer of the decoder: attention and feed-forward, each behind a norm and added to the residual stream.
+
+An addition is left to the norm after it, which reads the stream anyway.
+"""
 
 from dataclasses import dataclass
 
@@ -39,19 +42,16 @@ class Attention:
             k_norm = weights.take(f"{prefix}.k_norm.weight", config.head_dim)
             self._qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
 
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor, rotation: Rotation, attention: PagedAttention
-    ) -> torch.Tensor:
-        """`residual` plus the attention of `x`, both `[tokens, hidden_size]`."""
+    def forward(self, x: torch.Tensor, rotation: Rotation, attention: PagedAttention) -> torch.Tensor:
+        """The attention of `x`, both `[tokens, hidden_size]`."""
         heads, kv_heads = self._num_heads, self._num_kv_heads
         qkv = self._qkv(x).view(-1, heads + 2 * kv_heads, self._head_dim)
-        qk = qkv[:, : heads + kv_heads]
         if self._qk_norm is not None:
+            qk = qkv[:, : heads + kv_heads]
             qk.copy_(self._kernels.rms_norm(qk, self._qk_norm, self._epsilon))
-        self._kernels.rotary(qk, rotation.cos, rotation.sin)
-        attention.store(self._layer, qkv[:, heads:].view(-1, 2, kv_heads, self._head_dim))
+        attention.rotate_and_store(self._layer, qkv, rotation.cos, rotation.sin)
         out = attention.attend(self._layer, qkv[:, :heads])
-        return self._output(out.flatten(1), residual)
+        return self._output(out.flatten(1))
 
 
 class FeedForward:
@@ -65,9 +65,9 @@ class FeedForward:
         self._gate_up = take_linear(weights, kernels, sizes, hidden, bias)
         self._down = take_linear(weights, kernels, {f"{prefix}.down_proj": hidden}, size, bias)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """`residual` plus the feed-forward of `x`, both `[tokens, hidden_size]`."""
-        return self._down(self._kernels.silu_mul(self._gate_up(x)), residual)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The feed-forward of `x`, both `[tokens, hidden_size]`."""
+        return self._down(self._kernels.silu_mul(self._gate_up(x)))
 
 
 class DecoderLayer:
@@ -82,12 +82,21 @@ class DecoderLayer:
         self._post_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", config.hidden_size)
         self._feed_forward = FeedForward(layer, config, weights, kernels)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, attention: PagedAttention) -> torch.Tensor:
-        """The residual stream `x [tokens, hidden_size]` after this layer."""
-        normed = self._kernels.rms_norm(x, self._input_norm, self._epsilon)
-        x = self._attention.forward(normed, x, rotation, attention)
-        normed = self._kernels.rms_norm(x, self._post_norm, self._epsilon)
-        return self._feed_forward.forward(normed, x)
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor, rotation: Rotation, attention: PagedAttention
+    ) -> torch.Tensor:
+        """What this layer adds to the residual stream last, `[tokens, hidden_size]`.
+
+        Args:
+            x: what the layer before returned.
+            residual: the stream before `x` is added; this layer adds it in place, and what its attention makes of it.
+            rotation: of the step.
+            attention: of the step.
+        """
+        kernels = self._kernels
+        normed = kernels.add_rms_norm(x, residual, self._input_norm, self._epsilon)
+        x = self._attention.forward(normed, rotation, attention)
+        return self._feed_forward.forward(kernels.add_rms_norm(x, residual, self._post_norm, self._epsilon))
 
 
 def take_linear(

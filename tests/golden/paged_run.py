@@ -60,4 +60,4 @@ def _step(model: LoadedModel, pool: PagedPool, work: list[tuple[Chunk, list[int]
     rows = torch.arange(len(token_ids))
     if not all_rows:
         rows = torch.tensor([chunk.stop - chunk.start for chunk in chunks]).cumsum(0) - 1
-    return model.decoder.forward(token_ids, positions, pool.batch(chunks), pool.tensor, rows)
+    return model.decoder.forward(token_ids, positions, pool.batch(chunks), pool.kv, rows)

@@ -5,12 +5,13 @@ from hashlib import sha256
 import pytest
 import torch
 
-from kernels.interface import AttentionBatch
+from kernels.interface import AttentionParams
 from kernels.select import select_kernels
 from model_runner.device import view_pool
 from pagekeeper.common.operations import BlockRef, Extend, Extended, Fork
 from tests.fakes.local_cache import TINY_LAYOUT, LocalCache, LocalPool, pool_bytes
 from tests.fakes.policy_session import opening, tokens
+from tests.paging import attention_batch
 
 BLOCK_BYTES = TINY_LAYOUT.block_bytes
 
@@ -56,11 +57,12 @@ def test_case_24_writing_a_fork_by_the_kernels_leaves_the_parents_bytes_alone(ba
     def store(table: list[BlockRef], first: int, last: int) -> None:
         size = TINY_LAYOUT.block_size
         slots = [table[position // size].id * size + position % size for position in range(first, last)]
-        block_table = torch.tensor([[block.id for block in table]])
-        batch = AttentionBatch(torch.tensor(slots), block_table, [last - first], [last], int(last - first == 1))
-        attention = kernels.prepare_attention(batch, pool, 0.5, None)
+        num_tokens, head_dim = last - first, TINY_LAYOUT.head_dim
+        batch = attention_batch(slots, [[block.id for block in table]], [num_tokens], [last])
+        attention = kernels.prepare_attention(batch, pool, AttentionParams(0.5))
         for layer in range(TINY_LAYOUT.num_layers):
-            attention.store(layer, torch.randn(last - first, 2, TINY_LAYOUT.num_kv_heads, TINY_LAYOUT.head_dim))
+            qkv = torch.randn(num_tokens, 3 * TINY_LAYOUT.num_kv_heads, head_dim)
+            attention.rotate_and_store(layer, qkv, torch.ones(num_tokens, head_dim), torch.zeros(num_tokens, head_dim))
 
     cache.send(1, 0, [opening(1, tokens(1.5))])
     parent = cache.receive(0)[0].blocks
@@ -70,11 +72,11 @@ def test_case_24_writing_a_fork_by_the_kernels_leaves_the_parents_bytes_alone(ba
     cache.send(2, 1, [Fork(1, 12, [2]), Extend(2, 20)])
     _, extended = cache.receive(0)
     (copy,) = extended.copies
-    kernels.copy_blocks(pool, [copy.source.id], [copy.destination.id])
+    kernels.copy_blocks(pool, torch.tensor([[copy.source.id, copy.destination.id]]))
     child = [parent[0], copy.destination, *extended.blocks]
-    assert torch.equal(pool[child[1].id, ..., :4, :], pool[parent[1].id, ..., :4, :])
+    assert torch.equal(pool.blocks[child[1].id, ..., :4, :], pool.blocks[parent[1].id, ..., :4, :])
     for position in range(12, 20):
         store(child, position, position + 1)
     assert sha256(_bytes(cache, parent)).digest() == before
-    assert pool[child[1].id, ..., 4:, :].count_nonzero() > 0
-    assert torch.equal(pool[child[1].id, ..., :4, :], pool[parent[1].id, ..., :4, :])
+    assert pool.blocks[child[1].id, ..., 4:, :].count_nonzero() > 0
+    assert torch.equal(pool.blocks[child[1].id, ..., :4, :], pool.blocks[parent[1].id, ..., :4, :])

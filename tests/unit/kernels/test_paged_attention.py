@@ -1,5 +1,6 @@
 """Paged attention of every backend against the specification, and the specification against attention itself."""
 
+import dataclasses
 import mmap
 import os
 import random
@@ -9,26 +10,28 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu.paged_attention import group_by_length
-from kernels.interface import AttentionBatch, Kernels
+from kernels.interface import PADDING_SLOT, AttentionBatch, AttentionParams, Kernels
 from kernels.kv_layout import KvLayout
+from kernels.kv_pool import KvPool
 from kernels.select import select_kernels
-from tests.paging import Chunk, PagedPool
+from tests.paging import Chunk, PagedPool, attention_batch
 
 BACKENDS = ["reference", "cpu"]
 LAYERS = 2
 
 
 def run(
-    kernels: Kernels, pool: torch.Tensor, batch: AttentionBatch, num_heads: int, window: int | None = None
+    kernels: Kernels, pool: KvPool, batch: AttentionBatch, num_heads: int, window: int | None = None
 ) -> torch.Tensor:
-    """Store random K and V of the batch's tokens in both layers, and attend in the second."""
+    """Store random K and V of the batch's tokens in both layers, unrotated, and attend in the second."""
     generator = torch.Generator().manual_seed(1)
     tokens = sum(batch.query_lengths)
-    num_kv_heads, head_dim = pool.shape[3], pool.shape[5]
-    attention = kernels.prepare_attention(batch, pool, head_dim**-0.5, window)
+    num_kv_heads, head_dim = pool.blocks.shape[3], pool.blocks.shape[5]
+    attention = kernels.prepare_attention(batch, pool, AttentionParams(head_dim**-0.5, window))
     for layer in range(LAYERS):
-        attention.store(layer, torch.randn(tokens, 2, num_kv_heads, head_dim, generator=generator))
-    return attention.attend(LAYERS - 1, torch.randn(tokens, num_heads, head_dim, generator=generator))
+        qkv = torch.randn(tokens, num_heads + 2 * num_kv_heads, head_dim, generator=generator)
+        attention.rotate_and_store(layer, qkv, torch.ones(tokens, head_dim), torch.zeros(tokens, head_dim))
+    return attention.attend(LAYERS - 1, qkv[:, :num_heads])
 
 
 def prefilled(layout: KvLayout, lengths: list[int], fill: float = float("nan")) -> PagedPool:
@@ -39,7 +42,7 @@ def prefilled(layout: KvLayout, lengths: list[int], fill: float = float("nan")) 
         sequence = pool.open(length)
         for slot in pool.slots(sequence, 0, length - 1):
             values = torch.randn(layout.num_layers, 2, layout.num_kv_heads, layout.head_dim, generator=generator)
-            pool.tensor[slot // layout.block_size, :, :, :, slot % layout.block_size] = values
+            pool.kv.blocks[slot // layout.block_size, :, :, :, slot % layout.block_size] = values
     return pool
 
 
@@ -62,11 +65,9 @@ def test_case_34_head_shapes_that_are_no_power_of_two(head_dim: int, group: int)
     layout = KvLayout(LAYERS, 2, 8, head_dim, "float32")
     lengths = [1, 2, 9, 17, 33, 11, 20, 19]
     batch = prefilled(layout, lengths).batch(mixed_chunks(lengths))
-    expected = run(select_kernels("reference"), prefilled(layout, lengths).tensor, batch, 2 * group)
+    expected = run(select_kernels("reference"), prefilled(layout, lengths).kv, batch, 2 * group)
     assert expected.isfinite().all()
-    torch.testing.assert_close(
-        run(select_kernels("cpu"), prefilled(layout, lengths).tensor, batch, 2 * group), expected
-    )
+    torch.testing.assert_close(run(select_kernels("cpu"), prefilled(layout, lengths).kv, batch, 2 * group), expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -81,7 +82,7 @@ def test_case_02_garbage_in_unused_slots_does_not_leak(backend: str) -> None:
         if length == 1:
             chunks = chunks[:2]
         pools = [prefilled(layout, lengths, fill) for fill in (0.0, float("nan"))]
-        clean, poisoned = (run(kernels, pool.tensor, pool.batch(chunks), 9) for pool in pools)
+        clean, poisoned = (run(kernels, pool.kv, pool.batch(chunks), 9) for pool in pools)
         assert torch.equal(clean, poisoned)
         assert clean.isfinite().all()
 
@@ -96,17 +97,16 @@ def test_case_03_block_ids_beyond_two_gibibytes(backend: str) -> None:
     os.ftruncate(descriptor, num_blocks * layout.block_bytes)  # only the pages that are touched exist
     memory = mmap.mmap(descriptor, num_blocks * layout.block_bytes)
     os.close(descriptor)
-    pool = torch.frombuffer(memory, dtype=torch.float32).view(num_blocks, *layout.block_shape)
+    pool = KvPool.over(torch.frombuffer(memory, dtype=torch.uint8), layout, num_blocks)
     kernels = select_kernels(backend)
     outputs = []
     for table in ([1, 2, 3], [high + 5, high, high + 7]):
         slots = [table[i // 16] * 16 + i % 16 for i in range(40)]
-        prefill = AttentionBatch(torch.tensor(slots[:39]), torch.tensor([table]), [39], [39], 0)
-        decode = AttentionBatch(torch.tensor(slots[39:]), torch.tensor([table]), [1], [40], 1)
+        prefill, decode = (attention_batch(slots[i:j], [table], [j - i], [j]) for i, j in ((0, 39), (39, 40)))
         outputs.append((run(kernels, pool, prefill, 4), run(kernels, pool, decode, 4)))
-        kernels.copy_blocks(pool, [table[0]], [table[0] + 1])
-        assert torch.equal(pool[table[0] + 1], pool[table[0]])
-        assert pool[table[0]].count_nonzero() > 0
+        kernels.copy_blocks(pool, torch.tensor([[table[0], table[0] + 1]]))
+        assert torch.equal(pool.blocks[table[0] + 1], pool.blocks[table[0]])
+        assert pool.blocks[table[0]].count_nonzero() > 0
     for low, high_ids in zip(*outputs, strict=True):
         assert torch.equal(low, high_ids)
 
@@ -116,11 +116,11 @@ def test_the_result_is_causal_attention_over_the_sequence_alone(backend: str) ->
     layout = KvLayout(LAYERS, 2, 8, 64, "float32")
     pool = PagedPool(layout, 16)
     chunk = Chunk(pool.open(21), 0, 21)
-    out = run(select_kernels(backend), pool.tensor, pool.batch([chunk]), 4)
+    out = run(select_kernels(backend), pool.kv, pool.batch([chunk]), 4)
     generator = torch.Generator().manual_seed(1)
-    torch.randn(21, 2, 2, 64, generator=generator)
-    key, value = torch.randn(21, 2, 2, 64, generator=generator).permute(1, 2, 0, 3).repeat_interleave(2, 1)
-    query = torch.randn(21, 4, 64, generator=generator).transpose(0, 1)
+    torch.randn(21, 8, 64, generator=generator)
+    query, key, value = torch.randn(21, 8, 64, generator=generator).transpose(0, 1).split((4, 2, 2))
+    key, value = key.repeat_interleave(2, 0), value.repeat_interleave(2, 0)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(0, 1))
 
 
@@ -129,10 +129,8 @@ def test_a_sliding_window_hides_what_is_further_back(window: int) -> None:
     layout = KvLayout(LAYERS, 2, 8, 64, "float32")
     lengths = [1, 8, 9, 17, 70, 11, 20, 41]
     batch = prefilled(layout, lengths).batch(mixed_chunks(lengths))
-    expected = run(select_kernels("reference"), prefilled(layout, lengths).tensor, batch, 6, window)
-    torch.testing.assert_close(
-        run(select_kernels("cpu"), prefilled(layout, lengths).tensor, batch, 6, window), expected
-    )
+    expected = run(select_kernels("reference"), prefilled(layout, lengths).kv, batch, 6, window)
+    torch.testing.assert_close(run(select_kernels("cpu"), prefilled(layout, lengths).kv, batch, 6, window), expected)
 
 
 def test_a_neighbour_changes_a_sequence_by_no_more_than_the_order_of_summation() -> None:
@@ -144,13 +142,14 @@ def test_a_neighbour_changes_a_sequence_by_no_more_than_the_order_of_summation()
         pool = prefilled(layout, lengths)
         query = torch.randn(len(lengths), 9, 64, generator=torch.Generator().manual_seed(3))
         batch = pool.batch([Chunk(i, length - 1, length)])
-        attention = kernels.prepare_attention(batch, pool.tensor, 0.125, None)
-        attention.store(0, torch.ones(1, 2, 3, 64))
+        attention = kernels.prepare_attention(batch, pool.kv, AttentionParams(0.125))
+        attention.rotate_and_store(0, torch.ones(1, 12, 64), torch.ones(1, 64), torch.zeros(1, 64))
         alone.append(attention.attend(0, query[i : i + 1]))
     pool = prefilled(layout, lengths)
     batch = pool.batch([Chunk(i, length - 1, length) for i, length in enumerate(lengths)])
-    attention = kernels.prepare_attention(batch, pool.tensor, 0.125, None)
-    attention.store(0, torch.ones(len(lengths), 2, 3, 64))
+    attention = kernels.prepare_attention(batch, pool.kv, AttentionParams(0.125))
+    unrotated = torch.ones(len(lengths), 64), torch.zeros(len(lengths), 64)
+    attention.rotate_and_store(0, torch.ones(len(lengths), 12, 64), *unrotated)
     torch.testing.assert_close(attention.attend(0, query), torch.cat(alone))
 
 
@@ -172,7 +171,43 @@ def test_no_decodes_form_no_group() -> None:
 
 
 def test_a_pool_of_another_dtype_is_refused() -> None:
-    pool = PagedPool(KvLayout(LAYERS, 2, 8, 64, "float32"), 4)
+    pool = PagedPool(KvLayout(LAYERS, 2, 8, 64, "bfloat16"), 4)
     batch = pool.batch([Chunk(pool.open(1), 0, 1)])
     with pytest.raises(ValueError, match="float32"):
-        select_kernels("cpu").prepare_attention(batch, pool.tensor.bfloat16(), 1.0, None)
+        select_kernels("cpu").prepare_attention(batch, pool.kv, AttentionParams(1.0))
+
+
+def test_the_cpu_has_no_soft_cap() -> None:
+    pool = PagedPool(KvLayout(LAYERS, 2, 8, 64, "float32"), 4)
+    batch = pool.batch([Chunk(pool.open(1), 0, 1)])
+    with pytest.raises(ValueError, match="soft cap"):
+        select_kernels("cpu").prepare_attention(batch, pool.kv, AttentionParams(1.0, soft_cap=30.0))
+
+
+def test_a_soft_cap_bends_the_scores_of_the_specification() -> None:
+    layout = KvLayout(LAYERS, 1, 8, 64, "float32")
+    pool = PagedPool(layout, 8)
+    batch = pool.batch([Chunk(pool.open(21), 0, 21)])
+    attention = select_kernels("reference").prepare_attention(batch, pool.kv, AttentionParams(1.0, soft_cap=2.0))
+    qkv = torch.randn(21, 3, 64)
+    attention.rotate_and_store(0, qkv, torch.ones(21, 64), torch.zeros(21, 64))
+    query, key, value = qkv.transpose(0, 1)
+    scores = 2 * torch.tanh(query @ key.T / 2)
+    weights = scores.masked_fill(torch.ones(21, 21).triu(1).bool(), float("-inf")).softmax(-1)
+    torch.testing.assert_close(attention.attend(0, qkv[:, :1]).squeeze(1), weights @ value)
+
+
+def test_a_quantised_pool_stays_near_the_exact_one_and_padding_is_stored_nowhere() -> None:
+    outputs = []
+    for dtype in ("float32", "float8_e4m3fn"):
+        pool = PagedPool(KvLayout(LAYERS, 2, 8, 64, dtype), 8)
+        outputs.append(run(select_kernels("reference"), pool.kv, pool.batch([Chunk(pool.open(21), 0, 21)]), 4))
+    # Three bits of mantissa: each value is off by at most 1/16 of itself.
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=0.25)
+    assert (outputs[1] - outputs[0]).abs().mean() < 0.03
+
+    pool = PagedPool(KvLayout(LAYERS, 2, 8, 64, "float8_e4m3fn"), 3, fill=1.0)
+    before = pool.kv.raw.clone()
+    batch = dataclasses.replace(pool.batch([Chunk(pool.open(1), 0, 1)]), slot_mapping=torch.tensor([PADDING_SLOT]))
+    run(select_kernels("reference"), pool.kv, batch, 2)
+    assert torch.equal(pool.kv.raw, before)

@@ -31,8 +31,8 @@ def prefill(model: LoadedModel, tokens: int = 40) -> tuple[torch.Tensor, torch.T
     chunk = Chunk(pool.open(tokens), 0, tokens)
     token_ids = torch.randint(model.config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(5))
     rows = torch.arange(tokens)
-    logits = model.decoder.forward(token_ids, rows, pool.batch([chunk]), pool.tensor, rows)
-    blocks = pool.tensor[pool.tables[0]]
+    logits = model.decoder.forward(token_ids, rows, pool.batch([chunk]), pool.kv, rows)
+    blocks = pool.kv.blocks[pool.tables[0]]
     return logits, blocks.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[:, :, :, :tokens]
 
 

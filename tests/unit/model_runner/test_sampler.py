@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_runner.sampler import SampleRequest, philox4x32, sample, uniform
+from kernels import reference
+from kernels.reference.sampling import philox4x32, uniform
+from model_runner.sampler import SampleRequest, sampling_batch
 from model_runner.sequence import SamplingParams
 
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=7, stop_token_ids=frozenset())
@@ -16,6 +18,10 @@ DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=7
 
 def request(position: int = 0, candidate: int = 0, **changes: float) -> SampleRequest:
     return SampleRequest(dataclasses.replace(DEFAULTS, **changes), candidate, position)
+
+
+def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> list[int]:
+    return reference.sample(logits, sampling_batch(requests)).tolist()
 
 
 def random_logits(rows: int, vocab: int = 97, seed: int = 0) -> torch.Tensor:
