@@ -92,6 +92,10 @@ accept: $(TEST_ENV) $(DEMO_MODEL) ## Measure every promise and print promise, fi
 bench: $(TEST_ENV) $(DEMO_MODEL) ## Tokens per second against transformers, in one run
 	$(BIN)/python -m bench.throughput
 
+.PHONY: gpu-compile
+gpu-compile: $(TEST_ENV) ## Compile every kernel for sm_80, sm_90 and sm_100 without a GPU; fail on spills and the like
+	$(BIN)/python -m bench.gpu_compile
+
 .PHONY: clean
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

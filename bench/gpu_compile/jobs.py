@@ -1,0 +1,45 @@
+"""Which builds there are to make: the configurations that kernel modules offer, times compute capabilities."""
+
+import importlib
+import pkgutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import kernels.triton
+from bench.gpu_compile.build import Build, build
+from kernels.triton.compile_spec import CompileSpec
+
+
+@dataclass(frozen=True)
+class Job:
+    """One build to make. A kernel cannot travel between processes, so a worker looks it up by its names."""
+
+    module: str
+    spec: str
+    capability: int
+
+    def run(self) -> Build:
+        """Compile and judge."""
+        return build(next(spec for spec in _specs(self.module) if spec.name == self.spec), self.capability)
+
+
+def kernel_modules() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(kernels.triton.__path__, "kernels.triton.")]
+
+
+def jobs_for(modules: Sequence[str], capabilities: set[int], only: str) -> Iterator[Job]:
+    specs = [(module, spec) for module in modules for spec in _specs(module)]
+    for name, count in Counter(spec.name for _, spec in specs).items():
+        if count > 1:
+            raise ValueError(f"{count} configurations have the name {name!r}")
+    for module, spec in specs:
+        if only in spec.name:
+            for capability in sorted(capabilities & set(spec.capabilities)):
+                yield Job(module, spec.name, capability)
+
+
+def _specs(module: str) -> Iterator[CompileSpec]:
+    """The configurations that `module` ships; none if it defines no kernels."""
+    compile_specs = getattr(importlib.import_module(module), "compile_specs", None)
+    return iter(()) if compile_specs is None else compile_specs()
