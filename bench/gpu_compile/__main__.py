@@ -44,9 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = [result for result in builds if result.failures]
     print(f"\nbuilds: {len(builds)}, failed: {len(failed)}, seconds: {time.monotonic() - began:.0f}")
     for result in failed:
-        print(
-            f"{result.name} sm_{result.capability}: {'; '.join(failure.partition('\n')[0] for failure in result.failures)}"
-        )
+        print(report.line(result))
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in builds], indent=1), encoding="utf-8")
     if options.write and not failed:

@@ -1,12 +1,11 @@
 """Compile one kernel configuration for one compute capability, and say what is wrong with the result."""
 
-import os
 import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -51,7 +50,7 @@ class Build:
     capability: int
     seconds: float
     figures: Figures | None
-    failures: tuple[str, ...] = field(default=())
+    failures: tuple[str, ...] = ()
 
 
 def build(spec: CompileSpec, capability: int) -> Build:
@@ -63,9 +62,8 @@ def build(spec: CompileSpec, capability: int) -> Build:
         failure = f"does not compile: {type(error).__name__}: {error}"
         return Build(spec.name, capability, time.monotonic() - began, None, (failure,))
     figures, streams = _measure(compiled, capability)
-    return Build(
-        spec.name, capability, time.monotonic() - began, figures, tuple(judge(spec, capability, figures, streams))
-    )
+    failures = tuple(judge(spec, capability, figures, streams))
+    return Build(spec.name, capability, time.monotonic() - began, figures, failures)
 
 
 def judge(spec: CompileSpec, capability: int, figures: Figures, streams: dict[Site, Counter[int]]) -> Iterator[str]:
@@ -139,5 +137,5 @@ def _resource_usage(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", os.fspath(file.name)]
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -25,10 +25,16 @@ class Job:
 
 
 def kernel_modules() -> list[str]:
+    """All modules of kernels.triton, by name."""
     return [module.name for module in pkgutil.iter_modules(kernels.triton.__path__, "kernels.triton.")]
 
 
 def jobs_for(modules: Sequence[str], capabilities: set[int], only: str) -> Iterator[Job]:
+    """Builds of the configurations in `modules` that have `only` in their name, for those of `capabilities` they name.
+
+    Raises:
+        ValueError: two configurations have one name.
+    """
     specs = [(module, spec) for module in modules for spec in _specs(module)]
     for name, count in Counter(spec.name for _, spec in specs).items():
         if count > 1:
