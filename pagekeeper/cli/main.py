@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from pagekeeper.cli.doctor import doctor
 from pagekeeper.cli.generate import generate
 from pagekeeper.cli.health import health
 from pagekeeper.cli.stats import stats
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(stats)
 app.command()(health)
+app.command()(doctor)
 
 # These commands read their own flags, so --help is theirs as well.
 _OWN_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
