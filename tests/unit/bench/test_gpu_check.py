@@ -1,0 +1,102 @@
+"""The GPU check loses nothing to a section that goes wrong, and never passes a dry run off as a device's result."""
+
+import json
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu_check import __main__ as gpu_check
+from bench.gpu_check.report import Report
+from bench.gpu_check.supervise import Section, SectionRun
+from bench.gpu_check.task import NEEDS_DEVICE, Check, at_least, at_most
+from bench.gpu_check.wheels import unpack
+
+MODULE = "tests.unit.bench.gpu_check_section"
+NOTHING = [Section("nothing", "tests.unit.bench.gpu_check_empty_section", 30)]
+
+
+def run(section: Section, folder: Path, end_s: float = 60.0) -> list[Check]:
+    with (folder / "log").open("wb") as log:
+        flags = ["--seed", "1", "--dry-run", "--facts", '{"speed": 2.0}']
+        return list(SectionRun(section, time.monotonic() + end_s, flags, log).checks())
+
+
+def test_every_task_is_accounted_for_whatever_becomes_of_its_process(tmp_path: Path) -> None:
+    checks = run(Section("odd", MODULE, 60), tmp_path)
+    assert [(check.name, check.result, check.reason) for check in checks] == [
+        ("a fact", "recorded", ""),
+        ("device only", "not run", NEEDS_DEVICE),
+        ("before it raised", "recorded", ""),
+        ("raises", "fail", "ValueError: no such thing"),
+        ("is killed", "fail", "the process died of SIGKILL"),
+        ("before it hung", "recorded", ""),
+        ("hangs", "fail", "it did not end in time"),
+        ("cannot", "not run", "not here"),
+        ("a fact", "recorded", ""),
+    ]
+    assert checks[0].figure == "['speed']"
+
+
+def test_tasks_for_which_no_time_is_left_are_named(tmp_path: Path) -> None:
+    checks = run(Section("odd", MODULE, 60), tmp_path, end_s=0.0)
+    assert [(check.name, check.result) for check in checks] == [("odd", "not run")]
+
+
+def test_a_section_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:
+    (check,) = run(Section("gone", "bench.no_such_module", 60), tmp_path)
+    assert check.result == "fail"
+    assert "code 1" in check.reason
+
+
+def test_the_report_is_whole_after_every_check_and_says_what_kind_of_run_it_was(tmp_path: Path) -> None:
+    for dry_run in (True, False):
+        report = Report(tmp_path, dry_run, seed=7, started="today")
+        report.add("facts", Check("speed", "recorded", "2 m/s", 2.0))
+        report.add("facts", Check("left out", "not run", reason=NEEDS_DEVICE))
+        read: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
+        assert read["kind"].startswith("dry run") is dry_run
+        assert read["complete"] is dry_run
+        assert [check["name"] for check in read["sections"]["facts"]["checks"]] == ["speed", "left out"]
+        report.finish()
+        assert ("dry run" in (tmp_path / "report.txt").read_text()) is dry_run
+        assert report.facts("facts") == {"speed": 2.0}
+
+
+def test_only_what_needs_a_device_may_be_left_out_of_a_dry_run(tmp_path: Path) -> None:
+    report = Report(tmp_path, dry_run=True, seed=7, started="today")
+    report.add("facts", Check("slow", "not run", reason="no time was left"))
+    assert not report.complete
+
+
+def test_a_result_that_is_no_number_never_passes() -> None:
+    assert at_most("error", float("nan"), 1.0).result == "fail"
+    assert at_least("rate", float("nan"), 1.0).result == "fail"
+    assert at_most("error", float("nan"), 1.0).value is None
+
+
+def test_without_a_device_the_dry_run_is_done_and_the_exit_code_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_check, "_missing_device", lambda: "there is no NVIDIA driver")
+    assert gpu_check.main(["--out", str(tmp_path)], sections=NOTHING) == 2
+    said = capfd.readouterr()
+    assert "gpu-check: no CUDA device: there is no NVIDIA driver; this is a dry run" in said.err
+    assert "GPU check: dry run, no device" in said.out
+    assert gpu_check.main(["--out", str(tmp_path), "--dry-run"], sections=NOTHING) == 0
+
+
+def test_a_failed_check_fails_the_run(tmp_path: Path) -> None:
+    flags = ["--out", str(tmp_path), "--dry-run"]
+    assert gpu_check.main(flags, sections=[Section("gone", "bench.no_such_module", 60)]) == 1
+
+
+def test_wheels_make_packages_importable(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "brought-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought/__init__.py", "")
+    assert unpack(tmp_path, tmp_path / "packages") == ["brought-1-py3-none-any.whl"]
+    assert (tmp_path / "packages" / "brought" / "__init__.py").is_file()
+    with pytest.raises(FileNotFoundError):
+        unpack(tmp_path / "nowhere", tmp_path)
