@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
+from cache_manager.memory.interface import CudaIpcHandle, CudaVmmHandle, MemfdHandle, MemoryHandle
 from cache_manager.prefix_cache import Fingerprint
 from kernels.kv_layout import KvLayout
-from pagekeeper.common.errors import FieldViolation, InvalidRequestError
+from pagekeeper.common.errors import ConfigurationError, FieldViolation, InvalidRequestError
 from pagekeeper.common.ids import BlockId, SequenceId
 from pagekeeper.common.operations import (
     BlockCopy,
@@ -76,6 +77,48 @@ def layout_from_proto(layout: pb.KvLayout) -> KvLayout:
 def fingerprint_from_proto(fingerprint: pb.Fingerprint) -> Fingerprint:
     """What the runner's blocks depend on besides their tokens."""
     return Fingerprint(fingerprint.model_config, fingerprint.weights, fingerprint.compute_dtype)
+
+
+def memory_to_proto(handle: MemoryHandle) -> pb.MemoryHandle:
+    """How a runner maps the pool, as it travels."""
+    match handle:
+        case MemfdHandle():
+            return pb.MemoryHandle(memfd=pb.MemfdHandle(size=handle.size))
+        case CudaIpcHandle():
+            return pb.MemoryHandle(
+                cuda_ipc=pb.CudaIpcHandle(
+                    handle=handle.handle,
+                    offset=handle.offset,
+                    size=handle.size,
+                    device_uuid=handle.device_uuid,
+                    pattern=handle.pattern,
+                )
+            )
+        case CudaVmmHandle():
+            return pb.MemoryHandle(
+                cuda_vmm=pb.CudaVmmHandle(
+                    chunk_sizes=handle.chunk_sizes, device_uuid=handle.device_uuid, pattern=handle.pattern
+                )
+            )
+
+
+def memory_from_proto(handle: pb.MemoryHandle) -> MemoryHandle:
+    """How to map the pool.
+
+    Raises:
+        ConfigurationError: the manager's memory is of a kind that this version does not know.
+    """
+    match handle.WhichOneof("backend"):
+        case "memfd":
+            return MemfdHandle(handle.memfd.size)
+        case "cuda_ipc":
+            ipc = handle.cuda_ipc
+            return CudaIpcHandle(ipc.handle, ipc.offset, ipc.size, ipc.device_uuid, ipc.pattern)
+        case "cuda_vmm":
+            vmm = handle.cuda_vmm
+            return CudaVmmHandle(tuple(vmm.chunk_sizes), vmm.device_uuid, vmm.pattern)
+        case None:
+            raise ConfigurationError("the cache manager's memory is of an unknown kind; run the same version of both")
 
 
 def message_to_proto(message: StepMessage) -> pb.AttachRequest:

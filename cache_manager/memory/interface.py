@@ -1,13 +1,52 @@
 """What every kind of pool memory offers: to the manager that owns it, and to a runner that has mapped it."""
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Backend = Literal["memfd", "cuda_ipc", "cuda_vmm"]
+"""Of the CPU; of a GPU by a CUDA IPC handle; of a GPU by a descriptor of the driver's virtual memory management."""
+
+
+@dataclass(frozen=True)
+class MemfdHandle:
+    """How a runner maps a memfd; the descriptor travels over the hand-over socket."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class CudaIpcHandle:
+    """How a runner opens an allocation that the manager made with cudaMalloc."""
+
+    handle: bytes
+    """cudaIpcMemHandle_t. Opening it gives the allocation's base."""
+    offset: int
+    """Of the pool in the allocation, in bytes."""
+    size: int
+    device_uuid: str
+    pattern: bytes
+    """What the null block begins with."""
+
+
+@dataclass(frozen=True)
+class CudaVmmHandle:
+    """How a runner maps allocations of cuMemCreate; their descriptors travel over the hand-over socket, in order."""
+
+    chunk_sizes: tuple[int, ...]
+    """In bytes; the pool is these allocations one after the other."""
+    device_uuid: str
+    pattern: bytes
+    """What the null block begins with."""
+
+
+MemoryHandle = MemfdHandle | CudaIpcHandle | CudaVmmHandle
 
 
 class PoolMemory(Protocol):
     """The manager's end: the bytes of the pool, in a form that other processes can map."""
 
     @property
-    def backend(self) -> str:
+    def backend(self) -> Backend:
         """As statistics name it, and the field of `MemoryHandle` that describes it to runners."""
         ...
 
@@ -22,6 +61,10 @@ class PoolMemory(Protocol):
 
         Then the blocks that a dead runner could write stay QUARANTINED for a while.
         """
+        ...
+
+    def handle(self) -> MemoryHandle:
+        """What a runner that attaches now is told. Of device memory, marks the null block for its check."""
         ...
 
     def descriptors(self) -> list[int]:
@@ -54,5 +97,10 @@ class MappedPool(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up this process's hold. A view that is still in use keeps the pool mapped until it is gone."""
+        """Unmap the pool. Idempotent. Memory is never unmapped under a view that is still in use.
+
+        Raises:
+            BugError: the memory is a device's and a view is in use; nothing was changed. A memfd is unmapped with its
+                last view instead.
+        """
         ...

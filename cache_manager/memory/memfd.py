@@ -9,7 +9,7 @@ import mmap
 import os
 from pathlib import Path
 
-from cache_manager.memory.interface import PoolArray
+from cache_manager.memory.interface import Backend, MemfdHandle, PoolArray
 from pagekeeper.common.errors import ConfigurationError
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -23,7 +23,7 @@ class MemfdPool:
         ConfigurationError: the machine does not have that much memory to give.
     """
 
-    backend = "memfd"
+    backend: Backend = "memfd"
     outlived_by_device_work = False
 
     def __init__(self, size: int, *, preallocate: bool) -> None:
@@ -46,6 +46,10 @@ class MemfdPool:
         except OSError as error:
             os.close(self._fd)
             raise ConfigurationError(f"pool_size: cannot take {size} bytes of memory: {error.strerror}") from error
+
+    def handle(self) -> MemfdHandle:
+        """Its size."""
+        return MemfdHandle(self.size)
 
     def descriptors(self) -> list[int]:
         """The file itself."""

@@ -165,22 +165,29 @@ class CudaIpcHandle(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
-    DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICE_UUID_FIELD_NUMBER: _builtins.int
+    PATTERN_FIELD_NUMBER: _builtins.int
     handle: _builtins.bytes
+    """cudaIpcMemHandle_t of the allocation. Opening it gives the allocation's base."""
     offset: _builtins.int
+    """Of the pool in the allocation."""
     size: _builtins.int
-    device: _builtins.int
+    device_uuid: _builtins.str
+    """"GPU-..." as nvidia-smi prints it; indices differ between processes."""
+    pattern: _builtins.bytes
+    """What the null block begins with at this moment."""
     def __init__(
         self,
         *,
         handle: _builtins.bytes = ...,
         offset: _builtins.int = ...,
         size: _builtins.int = ...,
-        device: _builtins.int = ...,
+        device_uuid: _builtins.str = ...,
+        pattern: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "handle", b"handle", "offset", b"offset", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_uuid", b"device_uuid", "handle", b"handle", "offset", b"offset", "pattern", b"pattern", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,23 +195,30 @@ Global___CudaIpcHandle: _TypeAlias = CudaIpcHandle  # noqa: Y015
 
 @_typing.final
 class CudaVmmHandle(_message.Message):
-    """The descriptor itself travels over the hand-over socket."""
+    """The descriptors themselves travel over the hand-over socket, one for each chunk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SIZE_FIELD_NUMBER: _builtins.int
-    DEVICE_FIELD_NUMBER: _builtins.int
-    size: _builtins.int
-    device: _builtins.int
+    CHUNK_SIZES_FIELD_NUMBER: _builtins.int
+    DEVICE_UUID_FIELD_NUMBER: _builtins.int
+    PATTERN_FIELD_NUMBER: _builtins.int
+    device_uuid: _builtins.str
+    """As in CudaIpcHandle."""
+    pattern: _builtins.bytes
+    @_builtins.property
+    def chunk_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The pool is these allocations, one after the other."""
+
     def __init__(
         self,
         *,
-        size: _builtins.int = ...,
-        device: _builtins.int = ...,
+        chunk_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        device_uuid: _builtins.str = ...,
+        pattern: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_sizes", b"chunk_sizes", "device_uuid", b"device_uuid", "pattern", b"pattern"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
