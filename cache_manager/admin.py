@@ -6,7 +6,7 @@ few milliseconds, between which messages are applied; and a reader who does not 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeAlias
 
 import grpc
@@ -32,14 +32,20 @@ class AdminService(pb_grpc.AdminServiceServicer):
     Args:
         policy: what is reported on.
         feed: of the policy's events.
-        backend: how the pool's memory is named.
+        backend: how the pool's memory is named now.
         start_id: differs after every start of the manager.
         started_at: seconds since the Unix epoch.
         version: of the program.
     """
 
     def __init__(
-        self, policy: CachePolicy, feed: EventFeed, backend: str, start_id: str, started_at: float, version: str
+        self,
+        policy: CachePolicy,
+        feed: EventFeed,
+        backend: Callable[[], str],
+        start_id: str,
+        started_at: float,
+        version: str,
     ) -> None:
         self._policy = policy
         self._feed = feed
@@ -138,4 +144,4 @@ class AdminService(pb_grpc.AdminServiceServicer):
         self._num_watchers -= 1
 
     def _stats(self) -> pb.GetStatsResponse:
-        return wire.stats_to_proto(self._policy.stats(), self._backend, self._server)
+        return wire.stats_to_proto(self._policy.stats(), self._backend(), self._server)

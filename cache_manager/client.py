@@ -17,8 +17,9 @@ import grpc
 
 from cache_manager import wire
 from cache_manager.handover import HandoverClient
+from cache_manager.memory.cuda_driver import CudaDriver
 from cache_manager.memory.interface import MappedPool
-from cache_manager.memory.memfd import open_memfd
+from cache_manager.memory.mapping import StaleDescriptors, map_pool
 from cache_manager.prefix_cache import Fingerprint
 from kernels.kv_layout import KvLayout
 from pagekeeper.common.errors import ConfigurationError, PagekeeperError
@@ -113,21 +114,30 @@ class CacheClient(Exchange):
         layout: KvLayout,
         fingerprint: Fingerprint,
         timeout_s: float,
+        cuda: CudaDriver | None = None,
     ) -> Self:
         """Attach to the manager that serves `runtime_dir`, waiting for one to start if there is none.
 
+        Args:
+            runtime_dir: with the manager's sockets.
+            runner_id: for people.
+            layout: of the blocks.
+            fingerprint: what two runners that share blocks have in common.
+            timeout_s: how long to wait, in seconds.
+            cuda: of the GPU that this runner computes on, where the pool must be; None: the CPU.
+
         Raises:
             CacheConnectionLost: no manager answered within `timeout_s` seconds.
-            ConfigurationError: the manager's pool has another layout or fingerprint, or is too small; the message
-                begins with the field.
+            ConfigurationError: the manager's pool has another layout or fingerprint, is too small, or cannot be mapped
+                here; the message begins with the field.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             remaining = max(deadline - time.monotonic(), _RETRY_SECONDS)
             try:
                 handover = HandoverClient(runtime_dir.handover_socket, remaining)
-                return cls(runtime_dir, runner_id, layout, fingerprint, handover, remaining)
-            except (OSError, CacheConnectionLost) as error:
+                return cls(runtime_dir, runner_id, layout, fingerprint, handover, remaining, cuda)
+            except (OSError, CacheConnectionLost, StaleDescriptors) as error:
                 if time.monotonic() + _RETRY_SECONDS >= deadline:
                     raise CacheConnectionLost(f"no cache manager serves {runtime_dir.path}: {error}") from error
             time.sleep(_RETRY_SECONDS)
@@ -140,6 +150,7 @@ class CacheClient(Exchange):
         fingerprint: Fingerprint,
         handover: HandoverClient,
         timeout_s: float,
+        cuda: CudaDriver | None,
     ) -> None:
         self._target = unix_target(runtime_dir.cache_socket)
         self._hello = wire.hello_to_proto(handover.token, runner_id, layout, fingerprint)
@@ -147,14 +158,14 @@ class CacheClient(Exchange):
         self._manager_gone = threading.Event()
         try:
             self._stream = _Stream(self._target, self._hello, timeout_s)
-            self._memory = _map(self._stream.granted.memory, handover.descriptors)
+            threading.Thread(target=self._watch_manager, name="cache-manager-watch", daemon=True).start()
+            self._memory = self._map(handover.descriptors, cuda)
         except BaseException:
             handover.close()
             raise
         finally:
             for descriptor in handover.descriptors:
                 os.close(descriptor)
-        threading.Thread(target=self._watch_manager, name="cache-manager-watch", daemon=True).start()
 
     @property
     def granted(self) -> Granted:
@@ -193,8 +204,20 @@ class CacheClient(Exchange):
     def close(self) -> None:
         """See `Exchange.close`."""
         self._stream.close()
-        self._handover.close()
-        self._memory.close()
+        try:
+            self._memory.close()
+        finally:
+            self._handover.close()
+
+    def _map(self, descriptors: list[int], cuda: CudaDriver | None) -> MappedPool:
+        try:
+            return map_pool(wire.memory_from_proto(self._stream.granted.memory), descriptors, cuda)
+        except BaseException as error:
+            self._stream.close()
+            # Memory of a manager that died in this moment cannot be mapped: that is no fault of the configuration.
+            if isinstance(error, ConfigurationError) and self._manager_gone.wait(_RETRY_SECONDS):
+                raise CacheConnectionLost("the cache manager is gone") from error
+            raise
 
     def _watch_manager(self) -> None:
         self._handover.wait_for_end()
@@ -281,9 +304,3 @@ def _translated(error: grpc.RpcError, *, attached: bool) -> PagekeeperError:
     if code is grpc.StatusCode.FAILED_PRECONDITION and not attached:
         return ConfigurationError(details)
     return CacheConnectionLost(f"{code.name}: {details}")
-
-
-def _map(memory: pb.MemoryHandle, descriptors: list[int]) -> MappedPool:
-    if memory.WhichOneof("backend") != "memfd" or len(descriptors) != 1:
-        raise ConfigurationError(f"this runner cannot map the pool's memory: {memory.WhichOneof('backend')}")
-    return open_memfd(descriptors[0], memory.memfd.size)

@@ -107,6 +107,10 @@ class RunnerConnection:
 class Runners(Protocol):
     """Who wants to know which runners live."""
 
+    def descriptors_for(self, connection: RunnerConnection) -> list[int]:
+        """What this runner needs to map the pool. Called once, before `runner_connected`; they stay the callee's."""
+        ...
+
     def runner_connected(self, connection: RunnerConnection) -> None:
         """A runner has its token and may attach."""
         ...
@@ -124,13 +128,11 @@ class HandoverServer:
 
     Args:
         path: of the socket.
-        descriptors: what each runner is given.
-        runners: is told of every runner that comes or ends.
+        runners: gives each runner its descriptors, and is told of every one that comes or ends.
     """
 
-    def __init__(self, path: Path, descriptors: list[int], runners: Runners) -> None:
+    def __init__(self, path: Path, runners: Runners) -> None:
         self._path = path
-        self._descriptors = descriptors
         self._runners = runners
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._connections: set[RunnerConnection] = set()
@@ -207,7 +209,7 @@ class HandoverServer:
 
     def _welcome(self, connection: RunnerConnection) -> None:
         token = secrets.token_bytes(TOKEN_BYTES)
-        socket.send_fds(connection.socket, [token], self._descriptors)
+        socket.send_fds(connection.socket, [token], self._runners.descriptors_for(connection))
         connection.token = token
         self._runners.runner_connected(connection)
 

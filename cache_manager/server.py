@@ -16,10 +16,10 @@ from cache_manager.admin import AdminService
 from cache_manager.config import ManagerSettings
 from cache_manager.event_feed import EventFeed
 from cache_manager.handover import HandoverServer
-from cache_manager.memory.memfd import MemfdPool
 from cache_manager.quarantine import Quarantine
 from cache_manager.service import CacheService
 from cache_manager.sessions import CachePolicy
+from cache_manager.shared_pool import open_pool
 from pagekeeper import __version__
 from pagekeeper.common.errors import ConfigurationError
 from pagekeeper.common.reflection import add_reflection
@@ -49,20 +49,20 @@ async def serve(settings: ManagerSettings) -> None:
 
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(runtime_dir.lock("cache-manager"))
-        memory = MemfdPool(int(settings.pool_size), preallocate=settings.preallocate)
-        stack.callback(memory.close)
-        policy = CachePolicy(memory.size, settings.watermark)
+        pool = open_pool(settings)
+        stack.callback(pool.close)
+        policy = CachePolicy(pool.size, settings.watermark)
         start_id = secrets.token_hex(8)
         quarantine = Quarantine(policy.settle, settings.settle_s)
         stack.callback(quarantine.close)
-        service = CacheService(policy, memory, start_id, quarantine)
+        service = CacheService(policy, pool, start_id, quarantine)
         await stack.enter_async_context(_cache_server(service, runtime_dir))
-        handover = HandoverServer(runtime_dir.handover_socket, memory.descriptors(), service)
+        handover = HandoverServer(runtime_dir.handover_socket, service)
         handover.start()
         stack.callback(handover.close)
-        admin = AdminService(policy, EventFeed(policy), memory.backend, start_id, time.time(), __version__)
+        admin = AdminService(policy, EventFeed(policy), lambda: pool.backend, start_id, time.time(), __version__)
         admin_listen = await stack.enter_async_context(_admin_server(admin, settings.admin_listen))
-        _log.info("ready", admin_listen=admin_listen, pool_bytes=memory.size, runtime_dir=str(runtime_dir.path))
+        _log.info("ready", admin_listen=admin_listen, pool_bytes=pool.size, runtime_dir=str(runtime_dir.path))
         await stopped.wait()
         _log.info("stopping")
 

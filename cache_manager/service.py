@@ -1,6 +1,7 @@
 """CacheService: the edge between a runner's stream and the policy."""
 
 import asyncio
+import collections
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ import structlog
 
 from cache_manager import wire
 from cache_manager.handover import RunnerConnection, Runners
-from cache_manager.memory.interface import PoolMemory
 from cache_manager.quarantine import Quarantine
 from cache_manager.sessions import CachePolicy, ProtocolViolation
+from cache_manager.shared_pool import SharedPool
 from pagekeeper.common.errors import ConfigurationError
 from pagekeeper.common.ids import Epoch
 from pagekeeper.common.rpc_errors import errors_as_status
@@ -44,18 +45,24 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
 
     Args:
         policy: decides.
-        memory: the pool's bytes.
+        pool: its memory.
         start_id: differs after every start of the manager.
         quarantine: keeps what a dead runner's device work may still write.
     """
 
-    def __init__(self, policy: CachePolicy, memory: PoolMemory, start_id: str, quarantine: Quarantine) -> None:
+    def __init__(self, policy: CachePolicy, pool: SharedPool, start_id: str, quarantine: Quarantine) -> None:
         self._policy = policy
-        self._memory = memory
+        self._pool = pool
         self._start_id = start_id
         self._quarantine = quarantine
         self._runners: dict[bytes, _Runner] = {}
         """By session token."""
+
+    def descriptors_for(self, connection: RunnerConnection) -> list[int]:
+        """What the runner needs to map the pool, which is made anew first where it must and nobody has it mapped."""
+        if not self._policy.sessions() and self._pool.change_for(connection.pid):
+            collections.deque(self._policy.flush(), maxlen=0)
+        return self._pool.descriptors()
 
     def runner_connected(self, connection: RunnerConnection) -> None:
         """Its token is good from now on."""
@@ -66,7 +73,7 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
         epoch = self._runners.pop(connection.token).epoch
         if epoch is None:
             return
-        outlived = self._memory.outlived_by_device_work and not connection.said_goodbye
+        outlived = self._pool.outlived_by_device_work and not connection.said_goodbye
         quarantined = self._policy.detach(epoch, quarantine=outlived)
         if quarantined:
             self._quarantine.hold(quarantined, connection.take_pidfd())
@@ -101,6 +108,7 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
         if runner is None:
             raise UnknownToken("session_token: no living runner has it")
         layout = wire.layout_from_proto(hello.layout)
+        memory = wire.memory_to_proto(self._pool.handle_for(runner.connection.pid))
         attachment = self._policy.attach(
             hello.runner_id,
             runner.connection.pid,
@@ -125,5 +133,5 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
             num_blocks=attachment.num_blocks,
             block_bytes=layout.block_bytes,
             watermark_blocks=attachment.watermark_blocks,
-            memory=pb.MemoryHandle(memfd=pb.MemfdHandle(size=self._memory.size)),
+            memory=memory,
         )

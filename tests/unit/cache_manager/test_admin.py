@@ -29,7 +29,7 @@ class Manager:
         self.session = PolicySession(tiny_policy(64))
         self.policy = self.session.policy
         feed = EventFeed(self.policy, BUFFER_EVENTS)
-        self.service = AdminService(self.policy, feed, "memfd", "start", started_at=1.5, version="0")
+        self.service = AdminService(self.policy, feed, lambda: "memfd", "start", started_at=1.5, version="0")
         self.target = unix_target(runtime_dir / "admin.sock")
         self.names = iter(range(1, 10_000))
 

@@ -21,6 +21,10 @@ class Registry(Runners):
     def __init__(self) -> None:
         self.connected: list[RunnerConnection] = []
         self.ended: list[RunnerConnection] = []
+        self.descriptors: list[int] = []
+
+    def descriptors_for(self, connection: RunnerConnection) -> list[int]:
+        return self.descriptors
 
     def runner_connected(self, connection: RunnerConnection) -> None:
         self.connected.append(connection)
@@ -43,7 +47,8 @@ def path(runtime_dir: Path) -> Path:
 async def server(path: Path, registry: Registry) -> AsyncIterator[HandoverServer]:
     memory = os.memfd_create("memory")
     os.write(memory, b"pool")
-    started = HandoverServer(path, [memory], registry)
+    registry.descriptors = [memory]
+    started = HandoverServer(path, registry)
     started.start()
     yield started
     started.close()
@@ -166,7 +171,7 @@ async def test_a_pidfd_that_was_taken_stays_open(path: Path) -> None:
         def runner_ended(self, connection: RunnerConnection) -> None:
             taken.append(connection.take_pidfd())
 
-    server = HandoverServer(path, [], Taker())
+    server = HandoverServer(path, Taker())
     server.start()
     client = await _connect(path)
     client.close()
@@ -264,7 +269,7 @@ async def test_out_of_descriptors_it_waits_and_goes_on(
 async def test_a_socket_left_behind_is_replaced(path: Path, registry: Registry) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    server = HandoverServer(path, [], registry)
+    server = HandoverServer(path, registry)
     server.start()
     client = await _connect(path)
     assert client.descriptors == []
@@ -275,7 +280,7 @@ async def test_a_socket_left_behind_is_replaced(path: Path, registry: Registry) 
 
 
 async def test_runners_see_the_end_of_the_manager(path: Path, registry: Registry) -> None:
-    server = HandoverServer(path, [], registry)
+    server = HandoverServer(path, registry)
     server.start()
     client = await _connect(path)
     server.close()

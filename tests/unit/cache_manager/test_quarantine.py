@@ -16,6 +16,7 @@ from cache_manager.handover import HandoverServer
 from cache_manager.memory.memfd import MemfdPool
 from cache_manager.quarantine import Quarantine
 from cache_manager.service import CacheService
+from cache_manager.shared_pool import SharedPool
 from pagekeeper.common.ids import Epoch
 from pagekeeper.common.sockets import RuntimeDir, unix_target
 from pagekeeper.v1 import cache_pb2_grpc
@@ -73,12 +74,12 @@ class Manager:
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator["Manager"]:
         memory = DevicePool(NUM_BLOCKS * TINY_LAYOUT.block_bytes, preallocate=False)
-        service = CacheService(self.policy, memory, "start", self.quarantine)
+        service = CacheService(self.policy, SharedPool(memory), "start", self.quarantine)
         server = grpc.aio.server()
         cache_pb2_grpc.add_CacheServiceServicer_to_server(service, server)
         server.add_insecure_port(unix_target(self.runtime_dir.cache_socket))
         await server.start()
-        handover = HandoverServer(self.runtime_dir.handover_socket, memory.descriptors(), service)
+        handover = HandoverServer(self.runtime_dir.handover_socket, service)
         handover.start()
         try:
             yield self

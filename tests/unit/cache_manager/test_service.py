@@ -13,6 +13,7 @@ from cache_manager.event_feed import EventFeed
 from cache_manager.memory.memfd import MemfdPool
 from cache_manager.quarantine import Quarantine
 from cache_manager.service import CacheService
+from cache_manager.shared_pool import SharedPool
 from pagekeeper.common.operations import StepMessage
 from pagekeeper.common.sockets import unix_target
 from pagekeeper.v1 import admin_pb2, admin_pb2_grpc, cache_pb2, cache_pb2_grpc
@@ -42,11 +43,11 @@ async def channel(runtime_dir: Path, request: pytest.FixtureRequest) -> AsyncIte
     """To a server whose policy is broken, if a parameter says so."""
     policy = BrokenPolicy() if getattr(request, "param", None) == "broken" else tiny_policy(8)
     memory = MemfdPool(1 << 16, preallocate=False)
-    carrier = CacheService(policy, memory, "start", Quarantine(lambda _: None, 0.0))
+    carrier = CacheService(policy, SharedPool(memory), "start", Quarantine(lambda _: None, 0.0))
     carrier.runner_connected(Connection())
     server = grpc.aio.server()
     cache_pb2_grpc.add_CacheServiceServicer_to_server(carrier, server)
-    admin = AdminService(policy, EventFeed(policy), "memfd", "start", 0.0, "0")
+    admin = AdminService(policy, EventFeed(policy), lambda: "memfd", "start", 0.0, "0")
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     target = unix_target(runtime_dir / "cache.sock")
     server.add_insecure_port(target)
