@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -10,8 +11,51 @@ from cache_manager.memory.interface import MappedPool
 from kernels.interface import Kernels
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
-from model_runner.batch import DeviceBatch
+from model_runner.batch import DeviceBatch, lay_out, view_batch
+from model_runner.inputs import StepInputs
 from model_runner.model.decoder import Decoder
+from model_runner.step import Step
+from pagekeeper.common.errors import ConfigurationError
+
+
+class Flight(Protocol):
+    """A launched step."""
+
+    @property
+    def ended(self) -> bool:
+        """The step has ended, whatever came of it. May be asked by any thread."""
+        ...
+
+    def result(self) -> tuple[list[int], float]:
+        """Wait for the end: the sampled ids, in order of the entries that sample, and its time.monotonic().
+
+        Valid until the launch after the next.
+        """
+        ...
+
+
+class Device(Protocol):
+    """Runs steps one after the other, in the order of their launch. For one thread, but for what it returns."""
+
+    def bind(self, memory: MappedPool, num_blocks: int) -> None:
+        """Compute on this pool from the next step on.
+
+        Raises:
+            ConfigurationError: the pool lies on another device, or too little memory is left to work with it.
+        """
+        ...
+
+    def unbind(self) -> None:
+        """Drop every view of the pool, so that its memory can be unmapped. No step may be in flight. Idempotent."""
+        ...
+
+    def launch(self, step: Step) -> Flight:
+        """Start a step. What it reads of the sequences is copied before this returns."""
+        ...
+
+    def close(self) -> None:
+        """Wait for the last step. Nothing can be launched afterwards."""
+        ...
 
 
 def view_pool(memory: MappedPool, layout: KvLayout, num_blocks: int) -> KvPool:
@@ -19,19 +63,32 @@ def view_pool(memory: MappedPool, layout: KvLayout, num_blocks: int) -> KvPool:
     return KvPool.over(from_dlpack(memory.array()), layout, num_blocks)
 
 
-class Flight:
-    """A launched step."""
+def check_device(pool: KvPool, device: torch.device) -> None:
+    """Check that `pool` lies where the model does.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if pool.raw.device != device:
+        raise ConfigurationError(
+            f"device: the model is on {device} and the cache manager's pool on {pool.raw.device}; start both with the "
+            "same --device and CUDA_VISIBLE_DEVICES"
+        )
+
+
+class CpuFlight:
+    """A step that a thread runs."""
 
     def __init__(self, future: Future[tuple[list[int], float]]) -> None:
         self._future = future
 
     @property
     def ended(self) -> bool:
-        """The step has ended, whatever came of it."""
+        """See `Flight`."""
         return self._future.done()
 
     def result(self) -> tuple[list[int], float]:
-        """Wait for the end: the sampled ids, in order of the batch's logit_rows, and its time.monotonic()."""
+        """See `Flight`; what the step raised is raised again."""
         return self._future.result()
 
 
@@ -49,39 +106,37 @@ class CpuDevice:
         self._pool: KvPool | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
 
-    @property
-    def block_size(self) -> int:
-        """Tokens a block."""
-        return self._layout.block_size
-
     def bind(self, memory: MappedPool, num_blocks: int) -> None:
-        """Compute on this pool from the next step on."""
-        self._pool = view_pool(memory, self._layout, num_blocks)
+        """See `Device`."""
+        pool = view_pool(memory, self._layout, num_blocks)
+        check_device(pool, torch.device("cpu"))
+        self._pool = pool
 
     def unbind(self) -> None:
-        """Let go of the pool's memory, so that it can be unmapped."""
+        """See `Device`."""
         self._pool = None
 
-    def launch(self, batch: DeviceBatch) -> Flight:
-        """Start a step; it runs after every step launched before it."""
-        pool = self._pool
-        if pool is None:
+    def launch(self, step: Step) -> CpuFlight:
+        """See `Device`."""
+        if self._pool is None:
             raise RuntimeError("no pool is bound")
-        return Flight(self._thread.submit(self._run, batch, pool))
+        return CpuFlight(self._thread.submit(self._run, lay_out(step, self._layout.block_size), self._pool))
 
     def close(self) -> None:
-        """Wait for the last step and end the thread."""
+        """See `Device`; ends the thread."""
         self._thread.shutdown()
 
-    def _run(self, batch: DeviceBatch, pool: KvPool) -> tuple[list[int], float]:
+    def _run(self, inputs: StepInputs, pool: KvPool) -> tuple[list[int], float]:
         with torch.inference_mode():
-            if len(batch.copies):
-                self._kernels.copy_blocks(pool, batch.copies)
-            tokens: list[int] = []
-            if len(batch.token_ids):
-                logits = self._decoder.forward(
-                    batch.token_ids, batch.positions, batch.attention, pool, batch.logit_rows
-                )
-                if len(batch.logit_rows):
-                    tokens = self._kernels.sample(logits, batch.sampling).tolist()
-        return tokens, time.monotonic()
+            batch = view_batch(inputs, torch.from_numpy(inputs.words))
+            return run_eagerly(batch, self._decoder, self._kernels, pool).tolist(), time.monotonic()
+
+
+def run_eagerly(batch: DeviceBatch, decoder: Decoder, kernels: Kernels, pool: KvPool) -> torch.Tensor:
+    """Copy, compute and sample, operation by operation; returns a token id for each of `batch.logit_rows`."""
+    if len(batch.copies):
+        kernels.copy_blocks(pool, batch.copies)
+    if not len(batch.token_ids):
+        return batch.logit_rows
+    logits = decoder.forward(batch.token_ids, batch.positions, batch.attention, pool, batch.logit_rows)
+    return kernels.sample(logits, batch.sampling) if len(logits) else batch.logit_rows

@@ -14,6 +14,7 @@ client only after the message that seals what was computed before it, so whoever
 
 import contextlib
 import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +22,7 @@ from dataclasses import dataclass
 import structlog
 
 from cache_manager.client import CacheConnectionLost, Exchange
-from model_runner.batch import build_batch
-from model_runner.device import CpuDevice, Flight
+from model_runner.device import Device, Flight
 from model_runner.report import EngineReport, EngineState
 from model_runner.scheduler import Scheduler
 from model_runner.sequence import Sequence
@@ -65,7 +65,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        device: CpuDevice,
+        device: Device,
         connect: Callable[[], Exchange],
         on_outputs: Callable[[int, list[Output]], None],
         cost: StepCost,
@@ -77,6 +77,8 @@ class Engine:
         self._cost = cost
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
+        self.started = threading.Event()
+        """Set once steps can be launched, or `run` has ended."""
         self._exchange: Exchange | None = None
         self._step_number = 0
         self._held_since: int | None = None
@@ -119,6 +121,7 @@ class Engine:
         """Step until `stop`; a lost cache manager is attached to again, anything else that goes wrong is raised."""
         try:
             self._attach()
+            self.started.set()
             while not self._stopping:
                 self.step()
                 if not self._scheduler.has_work and self._held_since is None and not self._pending[1]:
@@ -130,10 +133,13 @@ class Engine:
             if not self._stopping:
                 raise
         finally:
-            self._device.close()
-            self._device.unbind()
-            if self._exchange is not None:
-                self._exchange.close()
+            self.started.set()
+            # A device that has failed may fail again here: each is tried, whatever became of the one before.
+            with contextlib.ExitStack() as stack:
+                if self._exchange is not None:
+                    stack.callback(self._exchange.close)
+                stack.callback(self._device.unbind)
+                stack.callback(self._device.close)
 
     def step(self) -> None:
         """One step, as the module's docstring says."""
@@ -167,7 +173,7 @@ class Engine:
     def _launch(self, step: Step) -> Flight | None:
         if not step.entries and not step.copies:
             return None
-        flight = self._device.launch(build_batch(step, self._device.block_size))
+        flight = self._device.launch(step)
         limit_s = self._cost.limit_s(step.num_tokens)
         self._state = EngineState(time.monotonic(), self._step_number, limit_s, flight)
         return flight

@@ -7,10 +7,15 @@ does not depend on what else is in the batch, on preemption, or on which runner 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.interface import SamplingBatch
 from model_runner.sequence import SamplingParams
+
+SAMPLING_FIELDS = 7
+"""What `SamplingParams.row` holds, and the position."""
 
 
 @dataclass(frozen=True)
@@ -24,27 +29,41 @@ class SampleRequest:
 
 def sampling_batch(requests: Rows[SampleRequest]) -> SamplingBatch:
     """One entry for each request, in their order, on the CPU."""
-    params = [request.params for request in requests]
+    fields = np.empty((SAMPLING_FIELDS, len(requests)), np.int64)
+    rows = [request.params.row(request.candidate) for request in requests]
+    fill_sampling_fields(fields, rows, [request.position for request in requests])
+    return view_sampling_fields(torch.from_numpy(fields), needs_of(fields))
 
-    def reals(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64)
 
-    def integers(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64)
+@dataclass(frozen=True)
+class SamplingNeeds:
+    """What the host must know of a step's sampling."""
 
-    return SamplingBatch(
-        temperature=reals([p.temperature for p in params]),
-        top_k=integers([p.top_k for p in params]),
-        top_p=reals([p.top_p for p in params]),
-        min_p=reals([p.min_p for p in params]),
-        seed=integers([_signed(p.seed) for p in params]),
-        candidate=integers([request.candidate for request in requests]),
-        position=integers([request.position for request in requests]),
-        all_greedy=all(p.temperature == 0 for p in params),
-        filters=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
+    all_greedy: bool
+    """Every temperature is 0."""
+    filters: bool
+    """Some top_k, top_p or min_p keeps less than all."""
+
+
+def fill_sampling_fields(
+    fields: npt.NDArray[np.int64], rows: list[npt.NDArray[np.int64]], positions: list[int]
+) -> None:
+    """Write `SamplingParams.row`s and positions into `fields [SAMPLING_FIELDS, len(rows)]`."""
+    if rows:
+        fields[:-1] = np.concatenate(rows).reshape(len(rows), -1).T
+        fields[-1] = positions
+
+
+def needs_of(fields: npt.NDArray[np.int64]) -> SamplingNeeds:
+    """Look at `fields [SAMPLING_FIELDS, rows]`."""
+    temperature, top_p, min_p = fields[:3].view(np.float64)
+    return SamplingNeeds(
+        all_greedy=not temperature.any(), filters=bool((fields[3] > 0).any() or (top_p < 1).any() or min_p.any())
     )
 
 
-def _signed(seed: int) -> int:
-    """The 64 bits of a seed as torch's integers have them."""
-    return seed - (1 << 64) if seed >> 63 else seed
+def view_sampling_fields(fields: torch.Tensor, needs: SamplingNeeds) -> SamplingBatch:
+    """`fields [SAMPLING_FIELDS, rows]`, contiguous, as the kernels take them."""
+    temperature, top_p, min_p = fields[:3].view(torch.float64).unbind()
+    top_k, seed, candidate, position = fields[3:].unbind()
+    return SamplingBatch(temperature, top_k, top_p, min_p, seed, candidate, position, needs.all_greedy, needs.filters)

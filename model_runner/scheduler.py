@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
+from model_runner.block_table import BlockTable
 from model_runner.sequence import FinishReason, Sequence, Status
 from model_runner.step import Output, Scheduled, Step
 from pagekeeper.common.errors import BugError
@@ -88,18 +89,29 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Choose this step's work from what is granted: single tokens first, then prompts, within the budget."""
-        entries: list[Scheduled] = []
+        decodes: list[Scheduled] = []
+        prefills: list[Scheduled] = []
+        # Who has the most to catch up on comes last; the order among equals stays.
         budget = self._limits.max_batch_tokens
-        for sequence in sorted(self.running, key=lambda s: len(s.token_ids) - s.num_computed > 1):
-            num_tokens = min(len(sequence.token_ids), sequence.num_slots) - sequence.num_computed
-            num_tokens = min(num_tokens, budget)
+        behind: list[tuple[Sequence, int]] = []
+        for sequence in self.running:
+            num_computed, num_known = sequence.num_computed, len(sequence.token_ids)
+            num_tokens = min(num_known, sequence.num_slots) - num_computed
+            if num_known - num_computed > 1:
+                behind.append((sequence, num_tokens))
+            elif num_tokens > 0 and budget > 0:
+                decodes.append(Scheduled(sequence, 1))
+                sequence.num_in_flight = 1
+                budget -= 1
+        for sequence, wanted in behind:
+            num_tokens = min(wanted, budget)
             if num_tokens > 0:
-                entries.append(Scheduled(sequence, num_tokens))
+                # A single token is a decode to the kernels, be it a prompt's last or all that the budget leaves.
+                (decodes if num_tokens == 1 else prefills).append(Scheduled(sequence, num_tokens))
                 sequence.num_in_flight = num_tokens
                 budget -= num_tokens
         copies, self._copies = self._copies, []
-        # A prompt's last token alone is a decode to the kernels.
-        return Step(sorted(entries, key=lambda entry: entry.num_tokens > 1), copies)
+        return Step(decodes + prefills, copies)
 
     def plan(self) -> list[Operation]:
         """What to tell the cache manager while the step runs: seals and releases, then slots for the next step."""
@@ -121,12 +133,10 @@ class Scheduler:
                 case _, Refused(reason):
                     raise BugError(f"{operation} was refused: {reason}")
                 case Seal(), Sealed(blocks) if sequence is not None and sequence.status is Status.RUNNING:
-                    first = sequence.num_sealed_blocks - len(blocks)
-                    lets_go |= sequence.block_table[first : sequence.num_sealed_blocks] != blocks
-                    sequence.block_table[first : sequence.num_sealed_blocks] = blocks
+                    lets_go |= sequence.block_table.rename(sequence.num_sealed_blocks - len(blocks), blocks)
                 case Extend(), Extended(kept, blocks, copies) if sequence is not None:
                     lets_go |= bool(copies) or kept < len(sequence.block_table)
-                    sequence.block_table[kept:] = blocks
+                    sequence.block_table.resize(kept, blocks)
                     self._rename(sequence, copies)
                     sequence.num_slots = len(sequence.block_table) * self._limits.block_size
                 case Open(), Opened() if sequence is not None:
@@ -144,16 +154,14 @@ class Scheduler:
         """Take in the end of a step. `tokens` has one id for each entry of `step` that samples, in order."""
         outputs = []
         sampled = iter(tokens)
-        for entry in step.entries:
-            sequence = entry.sequence
-            samples = entry.samples
-            sequence.num_recomputed_tokens += max(
-                0, min(sequence.was_computed, sequence.num_launched) - sequence.num_computed
-            )
-            sequence.num_computed += entry.num_tokens
+        for sequence, num_tokens in step.entries:
+            first = sequence.num_computed
+            last = sequence.num_computed = first + num_tokens
             sequence.num_in_flight = 0
-            sequence.was_computed = max(sequence.was_computed, sequence.num_computed)
-            if samples:
+            if sequence.was_computed > first:
+                sequence.num_recomputed_tokens += min(sequence.was_computed, last) - first
+            sequence.was_computed = max(sequence.was_computed, last)
+            if last == len(sequence.token_ids):
                 outputs.append(self._append(sequence, next(sampled)))
         return outputs
 
@@ -180,7 +188,7 @@ class Scheduler:
             if full > first:
                 sequence.num_sealed_blocks = full
                 yield Seal(
-                    sequence.id, sequence.token_ids[first * size : full * size], sequence.block_table[first:full]
+                    sequence.id, sequence.token_ids[first * size : full * size], sequence.block_table.blocks[first:full]
                 )
 
     def _releases(self) -> Iterator[Release]:
@@ -239,7 +247,7 @@ class Scheduler:
     def _opened(self, sequence: Sequence, opened: Opened) -> None:
         self.waiting.remove(sequence)
         sequence.status = Status.RUNNING
-        sequence.block_table = list(opened.blocks)
+        sequence.block_table = BlockTable(opened.blocks)
         self._rename(sequence, opened.copies)
         sequence.num_computed = opened.num_cached_tokens
         sequence.num_sealed_blocks = opened.num_cached_tokens // self._limits.block_size
@@ -250,7 +258,7 @@ class Scheduler:
 
     def _rename(self, sequence: Sequence, copies: list[BlockCopy]) -> None:
         for copy in copies:
-            sequence.block_table[copy.index] = copy.destination
+            sequence.block_table.rename(copy.index, [copy.destination])
         self._copies.extend(copies)
 
     def _give_way(self, sequence: Sequence, shortage: Shortage) -> None:
@@ -294,6 +302,6 @@ class Scheduler:
             del self._sequences[sequence.id]
 
     def _reset(self, sequence: Sequence) -> None:
-        sequence.block_table = []
+        sequence.block_table = BlockTable()
         sequence.num_computed = sequence.num_in_flight = sequence.num_slots = sequence.num_sealed_blocks = 0
         sequence.open_sent = False

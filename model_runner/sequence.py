@@ -13,9 +13,13 @@ the next Open brings prompt and generated tokens, and the cache returns the long
 
 import enum
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
+
+from model_runner.block_table import BlockTable
 from pagekeeper.common.ids import SequenceId
-from pagekeeper.common.operations import BlockRef
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,14 @@ class SamplingParams:
     min_p: float
     seed: int
     stop_token_ids: frozenset[int]
+
+    def row(self, candidate: int) -> npt.NDArray[np.int64]:
+        """[6]: the bits of temperature, top_p and min_p as float64, then top_k, seed and `candidate`."""
+        row = np.empty(6, np.int64)
+        row[:3].view(np.float64)[:] = self.temperature, self.top_p, self.min_p
+        # The 64 bits of the seed, whatever its sign.
+        row[3:] = self.top_k, self.seed - (1 << 64) if self.seed >> 63 else self.seed, candidate
+        return row
 
 
 class FinishReason(enum.Enum):
@@ -68,7 +80,7 @@ class Sequence:
     """Generated tokens that came with the submission."""
 
     status: Status = Status.WAITING
-    block_table: list[BlockRef] = field(default_factory=list)
+    block_table: BlockTable = field(default_factory=BlockTable)
     num_computed: int = 0
     """Tokens whose KV is in the pool, by steps whose end was seen."""
     num_in_flight: int = 0
@@ -90,6 +102,11 @@ class Sequence:
     def order(self) -> tuple[int, int]:
         """Sorts by who is served first: priority, then arrival (ids rise)."""
         return (self.priority, self.id)
+
+    @cached_property
+    def sampling_row(self) -> npt.NDArray[np.int64]:
+        """[6]: `SamplingParams.row` of this candidate."""
+        return self.sampling.row(self.candidate)
 
     @property
     def num_generated_tokens(self) -> int:

@@ -1,13 +1,13 @@
 """What one step computes, and what comes of it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from model_runner.sequence import FinishReason, Sequence
 from pagekeeper.common.operations import BlockCopy
 
 
-@dataclass(frozen=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """The sequence computes its next `num_tokens` tokens in this step."""
 
     sequence: Sequence
@@ -32,8 +32,7 @@ class Step:
         return sum(entry.num_tokens for entry in self.entries)
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """One sequence's news of a step: a token at `position` of the answer, the end, or both."""
 
     sequence: Sequence

@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 
-from model_runner.device import Flight
+from model_runner.device import CpuFlight
 from model_runner.report import Activity, EngineReport, EngineState
 
 
@@ -11,7 +11,7 @@ def report(state: EngineState, now: float) -> EngineReport:
 
 
 def in_step(future: Future[tuple[list[int], float]]) -> EngineState:
-    return EngineState(since=10.0, step=7, limit_seconds=5.0, flight=Flight(future))
+    return EngineState(since=10.0, step=7, limit_seconds=5.0, flight=CpuFlight(future))
 
 
 def test_nothing_to_do_is_idle_however_long() -> None:

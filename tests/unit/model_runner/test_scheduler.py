@@ -264,7 +264,8 @@ def test_a_folded_block_is_renamed_in_the_table() -> None:
     operations = runner.scheduler.plan()
     assert operations == [Seal(sequence.id, [1] * 8, refs(1))]
     assert runner.scheduler.apply([Sealed(refs(40))])
-    assert sequence.block_table == refs(40, 2)
+    assert sequence.block_table.blocks == refs(40, 2)
+    assert sequence.block_table.ids.tolist() == [40, 2]
 
 
 def test_a_restart_opens_every_live_sequence_again() -> None:

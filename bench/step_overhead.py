@@ -1,0 +1,137 @@
+"""Host work of a decode step, with a device and a cache manager that cost nothing.
+
+    python -m bench.step_overhead
+
+Between the end of a step and the launch of the next the device waits for `complete`, `schedule` and `lay out`; `plan`
+and `apply` run while it computes. Medians in microseconds on one core; on a machine that is busy compare rows of one
+run, not of two.
+"""
+
+import itertools
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from model_runner.batch import lay_out
+from model_runner.scheduler import Scheduler, SchedulerLimits
+from model_runner.sequence import SamplingParams, Sequence
+from pagekeeper.common.ids import BlockId, SequenceId
+from pagekeeper.common.operations import (
+    BlockRef,
+    Extend,
+    Extended,
+    Fork,
+    Forked,
+    Open,
+    Opened,
+    Operation,
+    Release,
+    Released,
+    Result,
+    Seal,
+    Sealed,
+)
+
+BATCH_SIZES = (1, 8, 64, 256)
+CONTEXTS = (1024, 8192)
+CRITICAL = ("complete", "schedule", "lay out")
+OVERLAPPED = ("plan", "apply")
+_BLOCK_SIZE = 16
+_STEPS = 200
+_TOKEN = 5
+
+
+class GenerousManager:
+    """Grants every wish; whole prompts but for their last token are found in the cache."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count(1)
+        self._lengths: dict[int, int] = {}
+
+    def answer(self, operation: Operation) -> Result:
+        """The result, as the protocol demands it."""
+        match operation:
+            case Open(sequence=sequence, token_ids=token_ids):
+                return Opened(len(token_ids) - 1, self._grow(sequence, len(token_ids)))
+            case Extend(sequence=sequence, num_tokens=num_tokens):
+                return Extended(self._lengths[sequence], self._grow(sequence, num_tokens))
+            case Seal(blocks=blocks):
+                return Sealed(blocks)
+            case Fork():
+                return Forked()
+            case Release():
+                return Released()
+
+    def _grow(self, sequence: int, num_tokens: int) -> list[BlockRef]:
+        had = self._lengths.get(sequence, 0)
+        self._lengths[sequence] = -(-num_tokens // _BLOCK_SIZE)
+        return [BlockRef(BlockId(next(self._ids)), 1) for _ in range(self._lengths[sequence] - had)]
+
+
+def measure(batch_size: int, context: int, steps: int = _STEPS) -> dict[str, float]:
+    """Median microseconds of each part of a step in which `batch_size` sequences of about `context` tokens decode."""
+    manager = GenerousManager()
+    scheduler = Scheduler(SchedulerLimits(_BLOCK_SIZE, max_batch_tokens=2048, max_sequences=batch_size))
+    for number in range(batch_size):
+        scheduler.add(_sequence(number, context - number % _BLOCK_SIZE))  # their blocks do not all end at once
+    scheduler.apply([manager.answer(operation) for operation in scheduler.plan()])
+    memory = np.empty(4 * batch_size * (context // _BLOCK_SIZE + steps), np.int64)
+
+    def reserve(num_words: int) -> npt.NDArray[np.int64]:
+        return memory[:num_words]
+
+    times: dict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def timed(part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        times[part].append((time.perf_counter() - began) * 1e6)
+
+    for _ in range(steps):
+        with timed("schedule"):
+            step = scheduler.schedule()
+        with timed("lay out"):
+            lay_out(step, _BLOCK_SIZE, reserve, padded_to=batch_size, look_for_sharing=True)
+        with timed("plan"):
+            operations = scheduler.plan()
+        results = [manager.answer(operation) for operation in operations]
+        with timed("apply"):
+            scheduler.apply(results)
+        with timed("complete"):
+            scheduler.complete(step, [_TOKEN] * len(step.entries))
+    return {part: statistics.median(taken) for part, taken in times.items()}
+
+
+def _sequence(number: int, num_tokens: int) -> Sequence:
+    return Sequence(
+        id=SequenceId(number),
+        tenant="bench",
+        token_ids=[_TOKEN] * num_tokens,
+        num_prompt_tokens=num_tokens,
+        max_total_tokens=num_tokens + 2 * _STEPS,
+        sampling=SamplingParams(1.0, 0.9, 0, 0.0, number, frozenset()),
+        was_computed=num_tokens - 1,
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    table = Table("sequences", "context", *CRITICAL, "device waits", *OVERLAPPED, title="host work, us a step")
+    for batch_size, context in itertools.product(BATCH_SIZES, CONTEXTS):
+        parts = measure(batch_size, context)
+        waits = sum(parts[part] for part in CRITICAL)
+        columns = [*(parts[part] for part in CRITICAL), waits, *(parts[part] for part in OVERLAPPED)]
+        table.add_row(str(batch_size), str(context), *(f"{value:.0f}" for value in columns))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
