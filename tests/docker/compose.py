@@ -22,13 +22,15 @@ class Compose:
 
     Args:
         home: the host's PAGEKEEPER_HOME, with the demo model.
+        files: see below.
 
     Attributes:
+        files: that make up the project, in the order in which they are merged.
         address: of the gateway, on the host.
         admin: of the cache manager's admin port, on the host.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, files: tuple[str, ...] = ("compose.yaml",)) -> None:
         self.address, self.admin = (f"127.0.0.1:{port}" for port in _free_ports(2))
         self._environment = os.environ | {
             "PAGEKEEPER_HOME": str(home),
@@ -37,21 +39,23 @@ class Compose:
             "PAGEKEEPER_POOL_SIZE": "256MiB",
             "PAGEKEEPER_RUNNER_WAIT_S": str(LIMIT_S),
         }
-        self._command = ["docker", "compose"] if _succeeds("docker", "compose", "version") else ["docker-compose"]
+        compose = ["docker", "compose"] if _succeeds("docker", "compose", "version") else ["docker-compose"]
+        self._command = [*compose, "--project-name", PROJECT]
+        self.files = files
 
-    def __call__(self, *args: str) -> None:
-        """Run a command of Docker Compose, which has to succeed."""
+    def __call__(self, *args: str) -> str:
+        """What a command of Docker Compose prints on standard output; it has to succeed."""
         done = subprocess.run(
-            [*self._command, "--project-name", PROJECT, *args],
+            [*self._command, *(f"--file={file}" for file in self.files), *args],
             cwd=ROOT,
             env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
             timeout=2 * LIMIT_S,
             check=False,
         )
-        assert done.returncode == 0, f"compose {' '.join(args)}: {done.stdout}"
+        assert done.returncode == 0, f"compose {' '.join(args)}: {done.stdout}{done.stderr}"
+        return done.stdout
 
     def container(self, service: str) -> dict[str, Any]:
         """What the engine knows of the service's one container."""
