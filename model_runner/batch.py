@@ -83,6 +83,13 @@ def lay_out(
     )
 
 
+def write_sampled_tokens(inputs: StepInputs, step: Step) -> None:
+    """Write the last known tokens of `step` anew into its inputs, which were laid out when they were not known."""
+    tokens = [entry.sequence.token_ids[-1] for entry in step.entries if entry.samples]
+    views = InputWords(inputs.layout, inputs.words)
+    views.token_ids[views.logit_rows[: len(tokens)]] = tokens
+
+
 def _write_sequences(
     inputs: HostWords, entries: list[Scheduled], counts: list[int], lasts: list[int], block_size: int
 ) -> None:

@@ -49,8 +49,15 @@ class Device(Protocol):
         """Drop every view of the pool, so that its memory can be unmapped. No step may be in flight. Idempotent."""
         ...
 
-    def launch(self, step: Step) -> Flight:
-        """Start a step. What it reads of the sequences is copied before this returns."""
+    def prepare(self, step: Step) -> StepInputs:
+        """Lay out the inputs of the step to be launched next, while the one before may still run.
+
+        Valid until they are launched or others are prepared in their place.
+        """
+        ...
+
+    def launch(self, inputs: StepInputs) -> Flight:
+        """Start the step that was prepared last."""
         ...
 
     def close(self) -> None:
@@ -116,11 +123,15 @@ class CpuDevice:
         """See `Device`."""
         self._pool = None
 
-    def launch(self, step: Step) -> CpuFlight:
+    def prepare(self, step: Step) -> StepInputs:
+        """See `Device`."""
+        return lay_out(step, self._layout.block_size)
+
+    def launch(self, inputs: StepInputs) -> CpuFlight:
         """See `Device`."""
         if self._pool is None:
             raise RuntimeError("no pool is bound")
-        return CpuFlight(self._thread.submit(self._run, lay_out(step, self._layout.block_size), self._pool))
+        return CpuFlight(self._thread.submit(self._run, inputs, self._pool))
 
     def close(self) -> None:
         """See `Device`; ends the thread."""

@@ -6,6 +6,7 @@ A step k, as `Engine.step` reads:
     launch     the device starts; from here on everything overlaps it
     exchange   message k: seals and releases of what steps before k computed, slots for step k+1
     emit       the tokens of step k-1; their predecessors are sealed now
+    draft      step k+1 as it will be unless a sequence ends, laid out but for the tokens of step k
     complete   wait for the device, take in the tokens of step k
 
 The device never waits for the cache manager: what an answer grants is used by the next step. A token is shown to a
@@ -22,7 +23,9 @@ from dataclasses import dataclass
 import structlog
 
 from cache_manager.client import CacheConnectionLost, Exchange
+from model_runner.batch import write_sampled_tokens
 from model_runner.device import Device, Flight
+from model_runner.inputs import StepInputs
 from model_runner.report import EngineReport, EngineState
 from model_runner.scheduler import Scheduler
 from model_runner.sequence import Sequence
@@ -83,6 +86,7 @@ class Engine:
         self._step_number = 0
         self._held_since: int | None = None
         self._must_talk = False
+        self._drafted: tuple[Step, StepInputs] | None = None
         self._pending: tuple[int, list[Output]] = (0, [])
         # Written by the engine's thread, read by the event loop; each is replaced whole.
         self._state = EngineState(since=time.monotonic())
@@ -151,8 +155,11 @@ class Engine:
         connected = self._talk(flight)
         self._emit()
         if flight is not None:
+            self._scheduler.advance(step)
+            if connected:
+                self._draft()
             tokens, _ = flight.result()
-            self._pending = (self._step_number, self._scheduler.complete(step, tokens))
+            self._pending = (self._step_number, self._scheduler.complete(tokens))
             self._step_seconds += time.monotonic() - started
         self._state = EngineState(since=time.monotonic(), step=self._step_number)
         if not connected:
@@ -173,10 +180,23 @@ class Engine:
     def _launch(self, step: Step) -> Flight | None:
         if not step.entries and not step.copies:
             return None
-        flight = self._device.launch(step)
+        flight = self._device.launch(self._inputs_of(step))
         limit_s = self._cost.limit_s(step.num_tokens)
         self._state = EngineState(time.monotonic(), self._step_number, limit_s, flight)
         return flight
+
+    def _draft(self) -> None:
+        """While the device runs, lay out what it will most likely run next."""
+        step = self._scheduler.draft()
+        self._drafted = (step, self._device.prepare(step)) if step.entries else None
+
+    def _inputs_of(self, step: Step) -> StepInputs:
+        drafted, self._drafted = self._drafted, None
+        if drafted is None or drafted[0] is not step:
+            return self._device.prepare(step)
+        inputs = drafted[1]
+        write_sampled_tokens(inputs, step)
+        return inputs
 
     def _talk(self, flight: Flight | None) -> bool:
         """Exchange this step's message, if there is anything to say. False if the cache manager is lost."""

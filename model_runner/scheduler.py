@@ -3,7 +3,10 @@
 Policy only: plain data in, plain data out. A step works on what was granted before it was launched; what the step
 after it needs is asked for while it runs, so the device never waits for an answer. The engine calls, once a step,
 
-    schedule()  →  plan()  →  apply(results)  →  complete(tokens)
+    schedule()  →  plan()  →  apply(results)  →  advance(step)  →  draft()  →  complete(tokens)
+
+Until `complete` a placeholder stands for each token that the step samples, so the next step can be chosen, and its
+batch laid out, while this one runs. What is drafted is scheduled unless a sequence in it has ended.
 
 Continuous batching with chunked prefill under a token budget: sequences that need one token (decode) come first,
 then prompts in order of priority and arrival. Under shortage the youngest running sequence gives way; it is opened
@@ -38,6 +41,8 @@ from pagekeeper.common.operations import (
 _PlannedOperation = Seal | Release | Extend | Open
 
 _ORDER = attrgetter("order")
+_PLACEHOLDER = 0
+"""A token id that is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class Scheduler:
         self._leaving: list[Sequence] = []
         self._planned: list[_PlannedOperation] = []
         self._copies: list[BlockCopy] = []
+        self._sampling: list[Sequence] = []
+        self._draft: Step | None = None
         self._sequences: dict[SequenceId, Sequence] = {}
         self._short = False
         self._head_refused = False
@@ -88,7 +95,17 @@ class Scheduler:
         return self._short or self._head_refused
 
     def schedule(self) -> Step:
-        """Choose this step's work from what is granted: single tokens first, then prompts, within the budget."""
+        """This step's work: the draft, the very object, if it still holds; else chosen now."""
+        draft, self._draft = self._draft, None
+        return self._choose() if draft is None else draft
+
+    def draft(self) -> Step:
+        """What `schedule` will return if no sequence in it ends before; after `advance`. `complete` fills tokens in."""
+        self._draft = self._choose()
+        return self._draft
+
+    def _choose(self) -> Step:
+        """Choose work from what is granted: single tokens first, then prompts, within the budget."""
         decodes: list[Scheduled] = []
         prefills: list[Scheduled] = []
         # Who has the most to catch up on comes last; the order among equals stays.
@@ -96,6 +113,8 @@ class Scheduler:
         behind: list[tuple[Sequence, int]] = []
         for sequence in self.running:
             num_computed, num_known = sequence.num_computed, len(sequence.token_ids)
+            if num_known >= sequence.max_total_tokens:
+                continue  # in a draft: it ends when its last token is known
             num_tokens = min(num_known, sequence.num_slots) - num_computed
             if num_known - num_computed > 1:
                 behind.append((sequence, num_tokens))
@@ -150,10 +169,12 @@ class Scheduler:
         self._planned = []
         return lets_go
 
-    def complete(self, step: Step, tokens: list[int]) -> list[Output]:
-        """Take in the end of a step. `tokens` has one id for each entry of `step` that samples, in order."""
-        outputs = []
-        sampled = iter(tokens)
+    def advance(self, step: Step) -> None:
+        """Count the tokens of the running step as computed, and put placeholders where it samples.
+
+        Call after `apply`: what is planned while a step runs does not rely on its end.
+        """
+        self._sampling = []
         for sequence, num_tokens in step.entries:
             first = sequence.num_computed
             last = sequence.num_computed = first + num_tokens
@@ -162,8 +183,13 @@ class Scheduler:
                 sequence.num_recomputed_tokens += min(sequence.was_computed, last) - first
             sequence.was_computed = max(sequence.was_computed, last)
             if last == len(sequence.token_ids):
-                outputs.append(self._append(sequence, next(sampled)))
-        return outputs
+                sequence.token_ids.append(_PLACEHOLDER)
+                self._sampling.append(sequence)
+
+    def complete(self, tokens: list[int]) -> list[Output]:
+        """Take in the end of the step. `tokens` has one id for each of its entries that samples, in order."""
+        sampling, self._sampling = self._sampling, []
+        return [self._take_in(sequence, token) for sequence, token in zip(sampling, tokens, strict=True)]
 
     def restart(self) -> None:
         """Forget every grant: the pool is gone or the session is new, so every live sequence waits to be opened again.
@@ -177,6 +203,7 @@ class Scheduler:
             sequence.status = Status.WAITING
         self.waiting = sorted(self._sequences.values(), key=_ORDER)
         self.running, self._leaving, self._planned, self._copies = [], [], [], []
+        self._draft = None
         self._short = self._head_refused = False
 
     # -- what the next message says, in its order
@@ -276,18 +303,21 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 
-    def _append(self, sequence: Sequence, token_id: int) -> Output:
-        position = sequence.num_generated_tokens
+    def _take_in(self, sequence: Sequence, token_id: int) -> Output:
+        position = sequence.num_generated_tokens - 1
         if token_id in sequence.sampling.stop_token_ids:
+            sequence.token_ids.pop()
             self._end(sequence)
             return Output(sequence, position, None, FinishReason.STOP)
-        sequence.token_ids.append(token_id)
+        sequence.token_ids[-1] = token_id
         if len(sequence.token_ids) < sequence.max_total_tokens:
             return Output(sequence, position, token_id, None)
         self._end(sequence)
         return Output(sequence, position, token_id, FinishReason.LENGTH)
 
     def _end(self, sequence: Sequence) -> None:
+        if sequence.num_in_flight > 0:
+            self._drop_draft()
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         elif sequence.status is Status.RUNNING:
@@ -300,6 +330,14 @@ class Scheduler:
             self._leaving.append(sequence)
         else:
             del self._sequences[sequence.id]
+
+    def _drop_draft(self) -> None:
+        if self._draft is not None:
+            for sequence, _ in self._draft.entries:
+                sequence.num_in_flight = 0
+            # Nothing has been granted since it was drafted.
+            self._copies = self._draft.copies
+            self._draft = None
 
     def _reset(self, sequence: Sequence) -> None:
         sequence.block_table = BlockTable()

@@ -48,7 +48,9 @@ class Runner:
         operations = self.scheduler.plan()
         self.cache.send(self.step_number, self.step_number - bool(step.entries), operations)
         self.scheduler.apply(self.cache.receive(0))
-        for output in self.scheduler.complete(step, [5] * sum(entry.samples for entry in step.entries)):
+        num_samples = sum(entry.samples for entry in step.entries)
+        self.scheduler.advance(step)
+        for output in self.scheduler.complete([5] * num_samples):
             if output.finish_reason is not None:
                 self.ended.add(output.sequence.id)
         waits = bool(self.scheduler.waiting) and not step.entries

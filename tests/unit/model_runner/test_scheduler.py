@@ -98,7 +98,9 @@ class Runner:
         step = self.scheduler.schedule()
         operations = self.scheduler.plan()
         self.scheduler.apply(self.answers(operations))
-        outputs = self.scheduler.complete(step, [token] * sum(entry.samples for entry in step.entries))
+        num_samples = sum(entry.samples for entry in step.entries)
+        self.scheduler.advance(step)
+        outputs = self.scheduler.complete([token] * num_samples)
         return {e.sequence.id: e.num_tokens for e in step.entries}, operations, outputs
 
 

@@ -1,0 +1,116 @@
+"""A step that was drafted while the one before ran is, word for word, the step that would have been built anew."""
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.kv_layout import KvLayout
+from model_runner.batch import lay_out, write_sampled_tokens
+from model_runner.scheduler import Scheduler, SchedulerLimits
+from model_runner.sequence import SamplingParams, Sequence
+from model_runner.step import Output
+from pagekeeper.common.ids import SequenceId
+from tests.fakes.local_cache import LocalCache, LocalPool
+
+LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, block_size=8, head_dim=1, dtype="float32")
+STOP = 9
+
+
+class Runner:
+    """The engine's loop over the real policy; what it samples depends on the sequence and the position alone."""
+
+    def __init__(self, num_blocks: int, max_batch_tokens: int, max_sequences: int, *, drafts: bool) -> None:
+        self.cache: LocalCache = LocalPool(num_blocks, LAYOUT).attach()
+        granted = self.cache.granted
+        self.limit = (granted.num_blocks - 1 - granted.watermark_blocks) * LAYOUT.block_size
+        self.scheduler = Scheduler(SchedulerLimits(LAYOUT.block_size, max_batch_tokens, max_sequences))
+        self.drafts = drafts
+        self.num_steps = self.num_used = 0
+        self.drafted = None
+
+    def add(self, number: int, num_prompt: int, max_tokens: int, temperature: float) -> None:
+        num_prompt = min(num_prompt, self.limit - 1)
+        self.scheduler.add(
+            Sequence(
+                id=SequenceId(number),
+                tenant="t",
+                token_ids=[1] * num_prompt,  # so that blocks fold
+                num_prompt_tokens=num_prompt,
+                max_total_tokens=min(num_prompt + max_tokens, self.limit),
+                sampling=SamplingParams(temperature, 1.0, 0, 0.0, number, frozenset({STOP})),
+            )
+        )
+
+    def step(self) -> tuple[list[int], list[Output]]:
+        """Returns the words that the device is given, and the outputs."""
+        self.num_steps += 1
+        step = self.scheduler.schedule()
+        inputs = lay_out(step, LAYOUT.block_size)
+        if self.drafted is not None and self.drafted[0] is step:
+            self.num_used += 1
+            write_sampled_tokens(self.drafted[1], step)
+            assert np.array_equal(self.drafted[1].words, inputs.words)
+            inputs = self.drafted[1]
+        sampled = [entry.sequence for entry in step.entries if entry.samples]
+        tokens = [self.sample(s.id, len(s.token_ids)) for s in sampled]
+        self.cache.send(self.num_steps, self.num_steps - bool(step.entries), self.scheduler.plan())
+        self.scheduler.apply(self.cache.receive(0))
+        self.scheduler.advance(step)
+        self.drafted = None
+        if self.drafts:
+            draft = self.scheduler.draft()
+            self.drafted = (draft, lay_out(draft, LAYOUT.block_size))
+        return inputs.words.tolist(), self.scheduler.complete(tokens)
+
+    @staticmethod
+    def sample(sequence: int, position: int) -> int:
+        rng = random.Random(sequence * 1_000_003 + position)
+        return STOP if rng.random() < 0.03 else 1 + (rng.random() < 0.1)
+
+
+arrivals = st.tuples(
+    st.integers(1, 60), st.integers(1, 40), st.sampled_from([0.0, 0.7]), st.integers(0, 5), st.booleans()
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    requests=st.lists(arrivals, min_size=1, max_size=10),
+    num_blocks=st.integers(6, 24),
+    max_batch_tokens=st.integers(4, 64),
+    max_sequences=st.integers(1, 8),
+)
+def test_a_draft_is_the_step_that_would_have_been_built_anew(
+    requests: list[tuple[int, int, float, int, bool]], num_blocks: int, max_batch_tokens: int, max_sequences: int
+) -> None:
+    twins = [Runner(num_blocks, max_batch_tokens, max_sequences, drafts=drafts) for drafts in (True, False)]
+
+    def step() -> None:
+        (words, outputs), (expected_words, expected) = (twin.step() for twin in twins)
+        assert words == expected_words
+        assert [(o.sequence.id, *o[1:]) for o in outputs] == [(o.sequence.id, *o[1:]) for o in expected]
+
+    for number, (num_prompt, max_tokens, temperature, pause, cancels) in enumerate(requests, start=1):
+        for twin in twins:
+            twin.add(number, num_prompt, max_tokens, temperature)
+        for _ in range(pause):
+            step()
+        if cancels and number > 1:
+            for twin in twins:
+                twin.scheduler.cancel(SequenceId(number - 1))
+    for _ in range(2000):
+        if not any(twin.scheduler.has_work for twin in twins):
+            break
+        step()
+    assert not any(twin.scheduler.has_work for twin in twins)
+
+
+def test_most_steps_of_a_decoding_batch_are_drafted_and_an_end_drops_one_draft() -> None:
+    runner = Runner(64, 64, 8, drafts=True)
+    for number in range(1, 5):
+        runner.add(number, num_prompt=6, max_tokens=40, temperature=0.0)
+    while runner.scheduler.has_work:
+        runner.step()
+    assert runner.num_used >= runner.num_steps - 10
