@@ -84,6 +84,7 @@ class CudaVmmPool:
 
     def close(self) -> None:
         """Give everything up; the memory lives as long as a runner has it mapped. Idempotent."""
+        self._descriptors.clear()
         self._release.close()
 
     def _added(self, num_bytes: int) -> contextlib.ExitStack:

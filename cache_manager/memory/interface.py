@@ -72,7 +72,7 @@ class PoolMemory(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up the manager's own hold. The memory lives on as long as a runner has it mapped."""
+        """Give up the manager's own hold. The memory lives on as long as a runner has it mapped. Idempotent."""
         ...
 
 

@@ -56,8 +56,10 @@ class MemfdPool:
         return [self._fd]
 
     def close(self) -> None:
-        """Close the file; runners' mappings stay."""
-        os.close(self._fd)
+        """Close the file; runners' mappings stay. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _available_bytes() -> int:
