@@ -1,5 +1,6 @@
 """Where a server runs: decided once, by whoever starts all of its processes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,7 +8,7 @@ from pagekeeper.cli.machine import Packages
 from pagekeeper.common.cuda_probe import CudaDriver, CudaUnavailable
 from pagekeeper.common.errors import ConfigurationError
 
-INSTALL_CUDA = "install a torch that is built for CUDA, then Pagekeeper's extra: pip install --editable '.[cuda]'"
+INSTALL_CUDA = "install gcc, a torch that is built for CUDA, and Pagekeeper's extra: pip install --editable '.[cuda]'"
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,9 @@ class Device:
 
 
 def choose_device(
-    wanted: Literal["auto", "cpu", "cuda"], cuda: CudaDriver | CudaUnavailable, packages: Packages
+    wanted: Literal["auto", "cpu", "cuda"],
+    probe: Callable[[], CudaDriver | CudaUnavailable],
+    find_packages: Callable[[], Packages],
 ) -> Device:
     """Use the GPU where everything for it is there, unless told otherwise.
 
@@ -28,7 +31,7 @@ def choose_device(
     """
     if wanted == "cpu":
         return Device("cpu", "asked for")
-    obstacle = _why_not_cuda(cuda, packages)
+    obstacle = _why_not_cuda(probe(), find_packages)
     if obstacle is None:
         return Device("cuda", "asked for" if wanted == "cuda" else "there is a GPU")
     if wanted == "cuda":
@@ -36,9 +39,9 @@ def choose_device(
     return Device("cpu", obstacle)
 
 
-def _why_not_cuda(cuda: CudaDriver | CudaUnavailable, packages: Packages) -> str | None:
+def _why_not_cuda(cuda: CudaDriver | CudaUnavailable, find_packages: Callable[[], Packages]) -> str | None:
     """What keeps this machine from serving on a GPU and what to do about it; None if nothing does."""
     if isinstance(cuda, CudaUnavailable):
         return str(cuda)
-    missing = packages.missing_for_cuda()
+    missing = find_packages().missing_for_cuda()
     return f"missing: {', '.join(missing)}; {INSTALL_CUDA}" if missing else None

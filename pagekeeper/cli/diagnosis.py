@@ -88,8 +88,8 @@ def _cuda_packages(machine: Machine) -> Finding:
     missing = machine.packages.missing_for_cuda()
     if missing:
         return Finding("CUDA packages", False, f"missing: {', '.join(missing)}", INSTALL_CUDA)
-    installed = (f"{name} {version}" for name, version in machine.packages.versions.items())
-    return Finding("CUDA packages", True, ", ".join(installed))
+    installed = [f"{name} {version}" for name, version in machine.packages.versions.items()]
+    return Finding("CUDA packages", True, ", ".join([*installed, str(machine.packages.c_compiler)]))
 
 
 def _at_least(what: str, version: str, minimum: tuple[int, int]) -> Finding:

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,11 +32,17 @@ class Packages:
     """Of torch, triton, cupy and cuda-bindings, where they are there."""
     torch_cuda: str | None
     """The CUDA that torch was built for."""
+    c_compiler: str | None
+    """Which one Triton would use for the host's side of a kernel launch."""
 
     def missing_for_cuda(self) -> list[str]:
         """What the GPU needs and is not there, in words."""
-        missing = [name for name in _CUDA_PACKAGES if name not in self.versions]
-        return missing if self.torch_cuda else ["torch built for CUDA", *missing]
+        needs = [
+            ("torch built for CUDA", self.torch_cuda),
+            *((name, name in self.versions) for name in _CUDA_PACKAGES),
+            ("a C compiler", self.c_compiler),
+        ]
+        return [name for name, there in needs if not there]
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ def look_around() -> Machine:
 def find_packages() -> Packages:
     """Look the packages up without importing them."""
     versions = {name: version for name, distributions in _DISTRIBUTIONS.items() if (version := _version(distributions))}
-    return Packages(versions, _torch_cuda())
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return Packages(versions, _torch_cuda(), compiler)
 
 
 def _version(distributions: tuple[str, ...]) -> str | None:

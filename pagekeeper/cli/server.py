@@ -35,6 +35,7 @@ class Server:
     Attributes:
         address: of the gateway.
         admin: address of the cache manager's admin port.
+        device: where the model runs, cpu or cuda.
         pid: of `pagekeeper up`, whose children are the three processes.
     """
 
@@ -42,7 +43,7 @@ class Server:
         self.log = log
         self._flags = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", *flags]
         self._environment = environment or {}
-        self.address = self.admin = ""
+        self.address = self.admin = self.device = ""
         self.pid = 0
 
     def __enter__(self) -> Self:
@@ -80,7 +81,7 @@ class Server:
         if not line.startswith("ready"):
             raise ServerFailedError(self._process.wait(_STOP_LIMIT_S), self.log.read_text())
         facts = dict(part.split("=", 1) for part in line.split("  ")[1:])
-        self.address, self.admin = facts["grpc"], facts["admin"]
+        self.address, self.admin, self.device = facts["grpc"], facts["admin"], facts["device"]
 
     def stop(self) -> int:
         """Drain and end the server; returns the exit code of `pagekeeper up`."""

@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import grpc
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import Field
 from structlog.dev import ConsoleRenderer
 from structlog.processors import JSONRenderer
 
 from pagekeeper.cli.demo_model import demo_model_path
+from pagekeeper.cli.device import Device, choose_device
+from pagekeeper.cli.machine import find_packages
 from pagekeeper.cli.supervisor import Child, ChildFailedError
+from pagekeeper.common.cuda_probe import probe_cuda
 from pagekeeper.common.errors import ConfigurationError, PagekeeperError
 from pagekeeper.common.logging import configure_logging
 from pagekeeper.common.process import EXIT_CONFIGURATION
@@ -35,6 +39,8 @@ _EXIT_INTERRUPTED = 130
 # Beyond its own grace, or when there is nothing to drain.
 _MARGIN_S = 2.0
 
+log = structlog.get_logger()
+
 
 class UpSettings(Settings):
     """Serve: run and supervise cache manager, runner and gateway. Their other settings: PAGEKEEPER_* variables."""
@@ -43,8 +49,11 @@ class UpSettings(Settings):
         None, description="Directory of the internal Unix sockets; unset: a fresh one, removed at the end."
     )
     model: Path | None = Field(None, description="Model directory or GGUF file; unset: the demo model.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto: on a GPU if one can be used (see pagekeeper doctor)."
+    )
     pool_size: str = Field("1GiB", description="Bytes of the KV cache, such as 512MiB or 4GiB.")
+    pool_memory: str = Field("auto", description="How a GPU's pool is shared: cuda_ipc or cuda_vmm; auto: what works.")
     listen: str = Field("127.0.0.1:50051", description="Address of the gateway; port 0 takes any free one.")
     admin_listen: str = Field("127.0.0.1:50052", description="Address of the admin port; port 0 takes any free one.")
     start_limit_s: float = Field(600.0, gt=0, description="Give up when it does not serve after so many seconds.")
@@ -62,9 +71,11 @@ def run(args: list[str]) -> int:
     model = settings.model or _demo_model()
     if not model.exists():
         raise ConfigurationError(f"model: there is no {model}; give --model the path of a model directory or GGUF file")
+    device = choose_device(settings.device, probe_cuda, find_packages)
+    log.info("device chosen", device=device.name, reason=device.why)
     with _runtime_dir(settings.runtime_dir) as runtime_dir:
         RuntimeDir(runtime_dir).prepare()
-        return asyncio.run(_Stack(settings, model, runtime_dir).serve())
+        return asyncio.run(_Stack(settings, device, model, runtime_dir).serve())
 
 
 def _demo_model() -> Path:
@@ -92,17 +103,23 @@ def _runtime_dir(path: Path | None) -> Iterator[Path]:
 class _Stack:
     """The three processes of one server."""
 
-    def __init__(self, settings: UpSettings, model: Path, runtime_dir: Path) -> None:
+    def __init__(self, settings: UpSettings, device: Device, model: Path, runtime_dir: Path) -> None:
         # Children log at least at info, where "ready" is; what is less severe than asked for is not passed on.
         level = "debug" if settings.log_level == "debug" else "info"
         shared = {"--runtime-dir": str(runtime_dir), "--log-level": level}
         serving = shared | {"--model": str(model), "--grace-s": str(settings.grace_s)}
-        cache = shared | {"--pool-size": settings.pool_size, "--admin-listen": settings.admin_listen}
+        cache = shared | {
+            "--device": device.name,
+            "--pool-size": settings.pool_size,
+            "--pool-memory": settings.pool_memory,
+            "--admin-listen": settings.admin_listen,
+        }
         self._settings = settings
+        self._device = device
         self._model = model
         self._render = ConsoleRenderer() if sys.stderr.isatty() else JSONRenderer()
         self._manager = Child("cache-manager", "cache_manager", cache, self._relay)
-        self._runner = Child("runner", "model_runner", serving | {"--device": settings.device}, self._relay)
+        self._runner = Child("runner", "model_runner", serving | {"--device": device.name}, self._relay)
         self._gateway = Child("gateway", "gateway", serving | {"--listen": settings.listen}, self._relay)
         # In the order in which they stop: whoever serves another goes after it.
         self._children = (self._gateway, self._runner, self._manager)
@@ -161,7 +178,7 @@ class _Stack:
             raise PagekeeperError(f"not serving after {limit_s:g} s; see the log of: {', '.join(late)}") from error
         print(
             f"ready  grpc={self._gateway.flags['--listen']}  admin={self._manager.flags['--admin-listen']}"
-            f"  model={self._model.resolve().name}  pid={os.getpid()}",
+            f"  model={self._model.resolve().name}  device={self._device.name}  pid={os.getpid()}",
             flush=True,
         )
 

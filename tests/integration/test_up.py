@@ -62,6 +62,32 @@ def test_the_three_processes_answer_over_grpc(stack: Server) -> None:
     assert len(answer(stack)) == 8
 
 
+def test_the_ready_line_and_every_process_agree_on_the_device(start_server: StartServer) -> None:
+    server = start_server("--device", "cpu")
+    assert server.device == "cpu"
+    pids = server.pids()
+    for module in ("cache_manager", "model_runner"):
+        flags = Path(f"/proc/{pids[module]}/cmdline").read_text().split("\0")
+        assert flags[flags.index("--device") + 1] == "cpu"
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_one_line_and_exit_code_2(start_server: StartServer) -> None:
+    # Hidden, should this machine have one.
+    with pytest.raises(ServerFailedError) as failed:
+        start_server("--device", "cuda", CUDA_VISIBLE_DEVICES="-1")
+    assert failed.value.code == 2
+    assert "device: cuda cannot be used: " in one_error_line(failed.value.log)
+
+
+def test_auto_takes_the_cpu_where_there_is_no_gpu_and_says_why(start_server: StartServer) -> None:
+    server = start_server("--device", "auto", CUDA_VISIBLE_DEVICES="-1")
+    assert server.device == "cpu"
+    events = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    (chosen,) = (event for event in events if event["event"] == "device chosen")
+    assert chosen["device"] == "cpu"
+    assert "NVIDIA" in chosen["reason"] or "missing" in chosen["reason"]
+
+
 def test_generate_prints_json_that_adds_up(stack: Server) -> None:
     done = run("generate", "The quick", "--max-tokens", "5", "--json", "--seed", "3", "--server", stack.address)
     assert (done.returncode, done.stderr) == (0, "")
@@ -175,6 +201,8 @@ def test_a_busy_port_is_named_and_ends_up_with_exit_code_2(start_server: StartSe
         (["--model", "/no/such/model"], "model: there is no /no/such/model"),
         (["--pool-size", "many"], "pool_size"),
         (["--pool-size", "1KiB"], "pool_size"),
+        (["--pool-memory", "paper"], "pool_memory"),
+        (["--device", "cpu", "--pool-memory", "cuda_ipc"], "pool_memory"),
         (["--runtime-dir", "/proc/pagekeeper"], "runtime_dir"),
         (["--runtime-dir", "/tmp/" + "x" * 100], "runtime_dir"),
         (["--listen", "nonsense"], "listen"),

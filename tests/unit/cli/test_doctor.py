@@ -56,7 +56,7 @@ def test_a_device_that_is_too_old_is_marked_among_the_others() -> None:
 
 @pytest.mark.parametrize(("package", "version", "needed"), [("torch", "2.9.1", "2.11"), ("triton", "3.5.0", "3.6")])
 def test_a_package_that_is_too_old_is_named_with_what_is_needed(package: str, version: str, needed: str) -> None:
-    packages = Packages({**CUDA_PACKAGES.versions, package: version}, "13.0")
+    packages = replace(CUDA_PACKAGES, versions={**CUDA_PACKAGES.versions, package: version})
     outdated = replace(GPU_MACHINE, packages=packages)
     finding = find(outdated, package)
     assert (finding.can, finding.remedy) == (False, f"{needed} or newer is needed")
@@ -66,7 +66,7 @@ def test_a_package_that_is_too_old_is_named_with_what_is_needed(package: str, ve
 def test_a_machine_that_can_serve_nowhere_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "look_around", lambda: replace(CPU_MACHINE, packages=Packages({}, None)))
+    monkeypatch.setattr(machine, "look_around", lambda: replace(CPU_MACHINE, packages=Packages({}, None, None)))
     with pytest.raises(SystemExit) as ended:
         run_doctor()
     assert ended.value.code == 1
@@ -102,6 +102,16 @@ def test_the_cuda_of_a_torch_build_is_read_from_its_file(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert machine.find_packages().torch_cuda == version
+
+
+def test_the_c_compiler_is_the_one_that_triton_would_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert machine.find_packages().c_compiler is None
+    (tmp_path / "clang").touch(mode=0o755)
+    assert machine.find_packages().c_compiler == str(tmp_path / "clang")
+    monkeypatch.setenv("CC", "mine")
+    assert machine.find_packages().c_compiler == "mine"
 
 
 def test_json_holds_every_line_and_nothing_else_is_printed() -> None:
