@@ -2,7 +2,6 @@
 
 import importlib
 import pkgutil
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,8 @@ class Job:
 
     def run(self) -> Build:
         """Compile and judge."""
-        return build(next(spec for spec in _specs(self.module) if spec.name == self.spec), self.capability)
+        ours = (spec for spec in _specs(self.module) if spec.name == self.spec and self.capability in spec.capabilities)
+        return build(next(ours), self.capability)
 
 
 def kernel_modules() -> list[str]:
@@ -33,16 +33,17 @@ def jobs_for(modules: Sequence[str], capabilities: set[int], only: str) -> Itera
     """Builds of the configurations in `modules` that have `only` in their name, for those of `capabilities` they name.
 
     Raises:
-        ValueError: two configurations have one name.
+        ValueError: two configurations for one capability have one name.
     """
-    specs = [(module, spec) for module in modules for spec in _specs(module)]
-    for name, count in Counter(spec.name for _, spec in specs).items():
-        if count > 1:
-            raise ValueError(f"{count} configurations have the name {name!r}")
-    for module, spec in specs:
-        if only in spec.name:
-            for capability in sorted(capabilities & set(spec.capabilities)):
-                yield Job(module, spec.name, capability)
+    found: set[tuple[str, int]] = set()
+    for module in modules:
+        for spec in _specs(module):
+            for capability in spec.capabilities:
+                if (spec.name, capability) in found:
+                    raise ValueError(f"two configurations for sm_{capability} have the name {spec.name!r}")
+                found.add((spec.name, capability))
+                if only in spec.name and capability in capabilities:
+                    yield Job(module, spec.name, capability)
 
 
 def _specs(module: str) -> Iterator[CompileSpec]:

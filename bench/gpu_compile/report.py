@@ -1,7 +1,6 @@
 """What `make gpu-compile` says: a line for each build while it runs, and the table in docs/gpu.md."""
 
 from collections.abc import Iterable
-from itertools import groupby
 from pathlib import Path
 
 from bench.gpu_compile.build import Build
@@ -26,9 +25,11 @@ def line(build: Build) -> str:
 
 
 def markdown(builds: Iterable[Build], triton_version: str) -> str:
-    """A row for each configuration, a column for each capability. Builds of one configuration stand together."""
-    rows = [(name, {build.capability: build for build in group}) for name, group in groupby(builds, lambda b: b.name)]
-    capabilities = sorted({capability for _, row in rows for capability in row})
+    """A row for each configuration, a column for each capability."""
+    rows: dict[str, dict[int, Build]] = {}
+    for build in builds:
+        rows.setdefault(build.name, {})[build.capability] = build
+    capabilities = sorted({capability for row in rows.values() for capability in row})
     header = ["configuration", *(f"sm_{capability}" for capability in capabilities)]
     lines = [
         f"{len(rows)} configurations, compiled by triton {triton_version} with "
@@ -38,7 +39,7 @@ def markdown(builds: Iterable[Build], triton_version: str) -> str:
         "",
         _row(header),
         _row(["---"] * len(header)),
-        *(_row([name, *(_cell(row.get(capability)) for capability in capabilities)]) for name, row in rows),
+        *(_row([name, *(_cell(row.get(capability)) for capability in capabilities)]) for name, row in rows.items()),
     ]
     return "\n".join(lines)
 

@@ -26,7 +26,10 @@ class CompileSpec:
     """
 
     name: str
-    """Unique; kernel first, then what sets the configuration apart: `decode_attention head_dim=128 bf16 block=16`."""
+    """Kernel first, then what sets the configuration apart: `decode_attention head_dim=128 bf16 block=16`.
+
+    Unique on each capability: configurations of one name, tuned differently by capability, are one row of the table.
+    """
     kernel: "JITFunction[Any]"
     """The function as `@triton.jit` returns it."""
     signature: Mapping[str, str]

@@ -100,6 +100,12 @@ def test_a_selection_without_a_kernel_does_not_pass() -> None:
     assert "no kernel configuration matches" in result.stderr
 
 
+def test_a_name_may_stand_for_one_configuration_on_each_capability_only() -> None:
+    result = run_check("--module", TOYS, "--module", TOYS)
+    assert result.returncode != 0
+    assert "two configurations for sm_80 have the name 'add aligned'" in result.stderr
+
+
 def test_the_interpreter_is_refused_by_name() -> None:
     result = run_check("--module", TOYS, TRITON_INTERPRET="1")
     assert result.returncode == 2
