@@ -24,7 +24,7 @@ class SharedPool:
 
     Args:
         memory: what there is.
-        make_other: makes the memory that crosses PID namespaces, if that is allowed. `memory` is closed before, as
+        make_other: makes memory as large that crosses PID namespaces, if that is allowed. `memory` is closed before, as
             both may not fit into the device.
     """
 
@@ -133,7 +133,7 @@ def _take(
         memory.close()
         raise
     if failure is None:
-        return SharedPool(memory, lambda: CudaVmmPool(driver, size))
+        return SharedPool(memory, lambda: CudaVmmPool(driver, memory.size))
     memory.close()
     _log.warning("CUDA IPC does not work here, taking CUDA VMM", reason=failure)
     return SharedPool(CudaVmmPool(driver, size))

@@ -35,7 +35,7 @@ class ManagerProcess:
         self._log = Path(name)
         with open(descriptor, "wb") as log:  # noqa: PTH123 (it is a descriptor and not a path)
             command = [sys.executable, "-m", "cache_manager", "--runtime-dir", str(runtime_dir)]
-            command += ["--admin-listen", "127.0.0.1:0", *flags]
+            command += ["--device", "cpu", "--admin-listen", "127.0.0.1:0", *flags]
             self.process = subprocess.Popen(command, stderr=log)
         self.admin_listen = self._wait_until_ready()
         self._channel = grpc.insecure_channel(self.admin_listen)

@@ -192,6 +192,24 @@ def test_a_wrong_setting_is_one_line(runtime_dir: Path, flag: str, value: str) -
     assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "setting"),
+    [
+        (["--device", "cuda"], "device: cuda cannot be used: "),
+        (["--pool-memory", "cuda_vmm"], "pool_memory: cuda_vmm cannot be had: device: "),
+        (["--device", "cpu", "--pool-memory", "cuda_ipc"], "pool_memory: cuda_ipc is a GPU's memory, device is cpu"),
+    ],
+)
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_one_line(
+    runtime_dir: Path, flags: list[str], setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ended = _start(runtime_dir, *POOL, *flags)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"cache-manager: {setting}")
+    assert len(ended.stderr.splitlines()) == 1
+
+
 def test_a_directory_that_is_open_to_others_is_refused(runtime_dir: Path) -> None:
     runtime_dir.chmod(0o750)
     ended = _start(runtime_dir, *POOL)

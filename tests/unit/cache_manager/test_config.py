@@ -23,6 +23,9 @@ def test_sizes_are_written_as_people_write_them() -> None:
         (["--admin-listen", "localhost:65536"], "admin_listen"),
         (["--watermark", "1"], "watermark"),
         (["--watermark", "nan"], "watermark"),
+        (["--device", "gpu"], "device"),
+        (["--gpu", "-1"], "gpu"),
+        (["--pool-memory", "vram"], "pool_memory"),
     ],
 )
 def test_a_wrong_setting_is_named(flags: list[str], field: str) -> None:

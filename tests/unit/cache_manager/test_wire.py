@@ -1,7 +1,8 @@
 import pytest
 
 from cache_manager import wire
-from pagekeeper.common.errors import InvalidRequestError
+from cache_manager.memory.interface import CudaIpcHandle, CudaVmmHandle, MemfdHandle, MemoryHandle
+from pagekeeper.common.errors import ConfigurationError, InvalidRequestError
 from pagekeeper.common.operations import (
     BlockCopy,
     BlockRef,
@@ -96,3 +97,21 @@ def test_a_layout_that_cannot_be_is_named_by_its_field(field: str, value: object
     setattr(layout, field, value)
     with pytest.raises(InvalidRequestError, match=f"hello.layout: {field}"):
         wire.layout_from_proto(layout)
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [
+        MemfdHandle(2**63),
+        CudaIpcHandle(bytes(range(64)), 4096, 2**40, "GPU-1234", b"\0mark\xff"),
+        CudaVmmHandle((2**41, 2 << 20), "GPU-1234", b"\0mark\xff"),
+    ],
+)
+def test_how_to_map_the_pool_survives_the_wire(handle: MemoryHandle) -> None:
+    sent = wire.memory_to_proto(handle).SerializeToString()
+    assert wire.memory_from_proto(pb.MemoryHandle.FromString(sent)) == handle
+
+
+def test_memory_of_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="unknown kind"):
+        wire.memory_from_proto(pb.MemoryHandle())
