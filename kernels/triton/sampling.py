@@ -1,0 +1,253 @@
+"""Choosing the next token: greedy, or at random from what top_k, top_p and min_p keep.
+
+A row is cut into chunks, so that one row alone occupies many multiprocessors:
+
+1. the best token of each chunk: one pass over the logits, all that a greedy row costs;
+2. if something is filtered, the lowest token that is kept, one program a row (see `kernels.triton.sampling_filters`);
+3. the weight of each chunk, if something is drawn: a second pass, over logits that lie in the L2 cache by now;
+4. the draw: look up the chunk by these weights, then the token in that one chunk.
+
+Arithmetic: weights are float32, their sums float64. A weight has a relative error of at most (3 a + 4) 2**-24, where
+exp(-a) is the weight itself; averaged over any distribution of 2**18 tokens that is under 5e-6. So a token differs from
+that of the reference only if the draw lies closer than that, relative to 1, to an edge of its share, and top_p keeps
+other tokens only if its sum of weights comes as close to the limit. What top_k and min_p keep is exact.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.interface import SamplingBatch
+from kernels.triton.compile_spec import CompileSpec
+from kernels.triton.sampling_filters import lowest_kept
+from kernels.triton.token_order import factor_of, index_of, token_key, value_of, weights_of
+
+if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
+
+_CHUNK = 4096
+_CHUNK_WARPS = 8
+_ROW_WARPS = 16
+
+
+@triton.jit
+def _best_of_chunk(best, logits, vocab, row_stride, CHUNK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    index = chunk * CHUNK + tl.arange(0, CHUNK)
+    values = tl.load(logits + row * row_stride + index, mask=index < vocab, other=float("-inf"))
+    tl.store(best + row * tl.num_programs(1) + chunk, tl.max(token_key(values, index), 0))
+
+
+@triton.jit
+def _best_of_row(best, row, num_chunks, CHUNKS: tl.constexpr):
+    chunk = tl.arange(0, CHUNKS)
+    keys = tl.load(best + row * num_chunks + chunk, mask=chunk < num_chunks, other=-0x7FFFFFFFFFFFFFFF)
+    return tl.max(keys, 0)
+
+
+@triton.jit
+def _lowest_of_row(
+    lowest, best, logits, temperature, top_k, top_p, min_p, vocab, row_stride, num_chunks, CHUNKS: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    row_temperature = tl.load(temperature + row)
+    if row_temperature > 0:
+        row_best = _best_of_row(best, row, num_chunks, CHUNKS)
+        row_logits = logits + row * row_stride
+        k, p, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+        tl.store(lowest + row, lowest_kept(row_logits, vocab, row_best, row_temperature, k, p, least))
+
+
+@triton.jit
+def _kept_weights(logits, lowest, row, chunk, best, temperature, vocab, row_stride, CHUNK: tl.constexpr):
+    index = chunk * CHUNK + tl.arange(0, CHUNK)
+    values = tl.load(logits + row * row_stride + index, mask=index < vocab, other=float("-inf"))
+    weights = weights_of(values, value_of(best), factor_of(temperature))
+    if lowest is not None:
+        weights = tl.where(token_key(values, index) >= tl.load(lowest + row), weights, 0)
+    return index, weights.to(tl.float64)
+
+
+@triton.jit
+def _weight_of_chunk(
+    weight, best, lowest, logits, temperature, vocab, row_stride, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    num_chunks = tl.num_programs(1)
+    row_temperature = tl.load(temperature + row)
+    if row_temperature > 0:
+        row_best = _best_of_row(best, row, num_chunks, CHUNKS)
+        _, weights = _kept_weights(logits, lowest, row, chunk, row_best, row_temperature, vocab, row_stride, CHUNK)
+        tl.store(weight + row * num_chunks + chunk, tl.sum(weights, 0))
+
+
+@triton.jit
+def _uniform(seed, candidate, position):
+    """A number in [0, 1) with 53 random bits."""
+    high, low, _, _ = tl.philox(seed, position.to(tl.int32), candidate.to(tl.int32), 0, 0)
+    bits = (high.to(tl.int64) << 21) | (low >> 11).to(tl.int64)
+    return bits.to(tl.float64) * 1.1102230246251565e-16  # 2**-53
+
+
+@triton.jit
+def _draw(
+    tokens,
+    best,
+    weight,
+    lowest,
+    logits,
+    temperature,
+    seed,
+    candidate,
+    position,
+    vocab,
+    row_stride,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    row_best = _best_of_row(best, row, num_chunks, CHUNKS)
+    row_temperature = tl.load(temperature + row)
+    token = index_of(row_best)
+    if weight is not None:
+        if row_temperature > 0:
+            chunk = tl.arange(0, CHUNKS)
+            chunk_weights = tl.load(weight + row * num_chunks + chunk, mask=chunk < num_chunks, other=0)
+            cumulative = tl.cumsum(chunk_weights, 0)
+            drawn = _uniform(tl.load(seed + row), tl.load(candidate + row), tl.load(position + row))
+            target = drawn * tl.max(cumulative, 0)
+            hit = tl.min(tl.where(cumulative > target, chunk, num_chunks - 1), 0)
+            before = tl.sum(tl.where(chunk < hit, chunk_weights, 0), 0)
+            index, weights = _kept_weights(
+                logits, lowest, row, hit, row_best, row_temperature, vocab, row_stride, CHUNK
+            )
+            passed = before + tl.cumsum(weights, 0) > target
+            # Summed in another order the chunk may just miss the target: then it is its last token.
+            last = tl.max(tl.where(weights > 0, index, 0), 0)
+            token = tl.min(tl.where(passed, index, last), 0)
+    tl.store(tokens + row, token.to(tl.int64))
+
+
+def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    """Choose one token id for each row of `logits [rows, vocab]` float32; see `kernels.interface.Kernels`.
+
+    Two launches if all rows are greedy, three if nothing is filtered, else four; nothing waits for the host.
+    """
+    rows, vocab = logits.shape
+    row_stride = logits.stride(0)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if not rows:
+        return tokens
+    num_chunks = triton.cdiv(vocab, _CHUNK)
+    chunks = triton.next_power_of_2(num_chunks)
+    best = torch.empty(rows, num_chunks, dtype=torch.int64, device=logits.device)
+    _best_of_chunk[rows, num_chunks](best, logits, vocab, row_stride, CHUNK=_CHUNK, num_warps=_CHUNK_WARPS)
+    weight = lowest = None
+    if not batch.all_greedy:
+        if batch.filters:
+            lowest = torch.empty_like(tokens)
+            _lowest_of_row[rows,](
+                lowest,
+                best,
+                logits,
+                batch.temperature,
+                batch.top_k,
+                batch.top_p,
+                batch.min_p,
+                vocab,
+                row_stride,
+                num_chunks,
+                CHUNKS=chunks,
+                num_warps=_ROW_WARPS,
+            )
+        weight = torch.empty_like(best, dtype=torch.float64)
+        _weight_of_chunk[rows, num_chunks](
+            weight,
+            best,
+            lowest,
+            logits,
+            batch.temperature,
+            vocab,
+            row_stride,
+            CHUNK=_CHUNK,
+            CHUNKS=chunks,
+            num_warps=_CHUNK_WARPS,
+        )
+    _draw[rows,](
+        tokens,
+        best,
+        weight,
+        lowest,
+        logits,
+        batch.temperature,
+        batch.seed,
+        batch.candidate,
+        batch.position,
+        vocab,
+        row_stride,
+        num_chunks,
+        CHUNK=_CHUNK,
+        CHUNKS=chunks,
+        num_warps=_CHUNK_WARPS,
+    )
+    return tokens
+
+
+_TYPES = {
+    "tokens": "*i64",
+    "best": "*i64",
+    "weight": "*fp64",
+    "lowest": "*i64",
+    "logits": "*fp32",
+    "temperature": "*fp64",
+    "top_k": "*i64",
+    "top_p": "*fp64",
+    "min_p": "*fp64",
+    "seed": "*i64",
+    "candidate": "*i64",
+    "position": "*i64",
+    "vocab": "i32",
+    "row_stride": "i32",
+    "num_chunks": "i32",
+}
+
+
+def compile_specs() -> Iterator[CompileSpec]:
+    """The kernels for greedy, plain and filtered sampling, for a vocabulary of 32,000 and one of 262,144 tokens."""
+    yield _spec("best_of_chunk", _best_of_chunk, {"CHUNK": _CHUNK}, wide_loads=True)
+    for chunks in (8, 64):
+        size = {"CHUNKS": chunks}
+        both = size | {"CHUNK": _CHUNK}
+        name = f"chunks={chunks}"
+        yield _spec(f"lowest_of_row {name}", _lowest_of_row, size, num_warps=_ROW_WARPS)
+        yield _spec(f"weight_of_chunk plain {name}", _weight_of_chunk, both | {"lowest": None}, wide_loads=True)
+        yield _spec(f"weight_of_chunk filtered {name}", _weight_of_chunk, both, wide_loads=True)
+        yield _spec(f"draw greedy {name}", _draw, both | {"weight": None, "lowest": None})
+        yield _spec(f"draw plain {name}", _draw, both | {"lowest": None})
+        yield _spec(f"draw filtered {name}", _draw, both)
+
+
+def _spec(
+    name: str,
+    kernel: "JITFunction[Any]",
+    constants: dict[str, Any],
+    *,
+    num_warps: int = _CHUNK_WARPS,
+    wide_loads: bool = False,
+) -> CompileSpec:
+    run_time = [argument for argument in kernel.arg_names if argument not in constants]
+    return CompileSpec(
+        name=f"sampling {name}",
+        kernel=kernel,
+        signature={argument: _TYPES[argument] for argument in run_time},
+        constants=constants,
+        divisible_by_16=tuple({"vocab", "row_stride"}.intersection(run_time)),
+        num_warps=num_warps,
+        wide_loads=wide_loads,
+    )
