@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import torch
 
 from bench.gpu_check.task import Setting
@@ -15,6 +16,8 @@ from kernels.kv_pool import KvPool
 from model_runner.model.load import LoadedModel, load_decoder
 from pagekeeper.cli.server import Server
 from pagekeeper.client import Answer, Client
+from pagekeeper.common.sockets import CHANNEL_OPTIONS, RuntimeDir, unix_target
+from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
 
 BLOCK_SIZE = 16
 TENANT = "default"
@@ -38,6 +41,21 @@ def serving(setting: Setting, model: Path, memory: str, pool_size: str, **enviro
             yield server
     finally:
         print(log.read_text(), flush=True)
+
+
+def engine_report(model: Path) -> runner_pb2.EngineReport:
+    """What the runner that serves `model` says of its engine, asked as a gateway would.
+
+    Raises:
+        RuntimeError: it did not answer.
+    """
+    socket = RuntimeDir(runtime_dir(model)).runner_sockets()[0]
+    ping = runner_pb2.ServeRequest(ping=runner_pb2.Ping(nonce=1))
+    with grpc.insecure_channel(unix_target(socket), options=CHANNEL_OPTIONS) as channel:
+        for response in runner_pb2_grpc.RunnerServiceStub(channel).Serve(iter([ping])):
+            if response.HasField("pong"):
+                return response.pong.engine
+    raise RuntimeError("the runner did not answer a ping")
 
 
 def greedy(client: Client, prompt: list[int], max_tokens: int) -> Answer:

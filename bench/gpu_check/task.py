@@ -38,6 +38,11 @@ def recorded(name: str, figure: str, value: float | None = None) -> Check:
     return Check(name, "recorded", figure, value)
 
 
+def compared(name: str, ratio: float) -> Check:
+    """By how much something takes longer than something else, without a bound; `value` is 0 for no difference."""
+    return recorded(name, f"{ratio - 1:+.1%} time", ratio - 1)
+
+
 def verified(name: str, holds: bool, figure: str, bound: str, value: float | None = None) -> Check:
     """A figure with a bound."""
     return Check(name, "pass" if holds else "fail", figure, value, bound)
