@@ -64,7 +64,7 @@ def test_a_pool_may_lie_anywhere_in_its_allocation(
 ) -> None:
     handle = pool.handle()
     base = next(iter(manager._raw))
-    manager.write(base + 4096, handle.pattern)
+    manager.write(base, bytes(4096) + handle.pattern)
     with closing(open_cuda_ipc(runner, replace(handle, offset=4096, size=UNIT - 4096))) as mapped:
         assert bytes_of(mapped)[:16].tobytes() == handle.pattern
         assert len(bytes_of(mapped)) == UNIT - 4096

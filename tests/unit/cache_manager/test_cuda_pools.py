@@ -67,7 +67,7 @@ def test_a_closed_pool_gives_everything_back(host: Host, memory: PoolMemory) -> 
     assert host.gpu.used() == memory.size
     memory.close()
     memory.close()
-    assert host.manager.leaks() == []
+    assert memory.descriptors() == host.manager.leaks() == []
     assert host.gpu.used() == 0
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from cache_manager import handover
 from cache_manager.memory.cuda_vmm import MAX_CHUNKS, CudaVmmPool, open_cuda_vmm
 from cache_manager.memory.interface import MappedPool
 from pagekeeper.common.errors import ConfigurationError
@@ -50,7 +51,10 @@ def test_sizes_are_rounded_up_to_the_granularity(gpu: FakeGpu) -> None:
 
 
 def test_without_a_maximum_the_pool_may_grow_to_all_that_the_gpu_has(gpu: FakeGpu) -> None:
+    other = FakeCudaDriver(gpu, "other")
+    address = other.allocate(gpu.total - SIZE)
     with closing(CudaVmmPool(FakeCudaDriver(gpu), SIZE)) as pool:
+        other.free(address)
         pool.grow(gpu.total - SIZE)
         assert gpu.used() == gpu.total
 
@@ -124,3 +128,7 @@ def test_a_descriptor_of_something_else_is_not_mapped(pool: CudaVmmPool, runner:
     with pytest.raises(ConfigurationError, match=r"^pool_memory: cannot map the pool by CUDA VMM: .*INVALID_VALUE"):
         open_cuda_vmm(runner, pool.handle(), [stranger])
     os.close(stranger)
+
+
+def test_every_chunk_has_a_place_on_the_hand_over_socket() -> None:
+    assert MAX_CHUNKS <= handover._MAX_DESCRIPTORS
