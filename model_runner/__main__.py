@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import contextvars
+import functools
 import os
 import signal
 import threading
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -16,11 +18,13 @@ import torch
 from grpc_health.v1 import health, health_pb2_grpc
 
 from cache_manager.client import CacheClient, CacheConnectionLost, Exchange, Fingerprint
-from kernels.interface import Kernels
+from kernels.interface import AttentionBatch, AttentionParams, Kernels
 from kernels.kv_layout import KvLayout
-from kernels.select import select_kernels
+from kernels.kv_pool import KvPool
+from kernels.select import resolve_kernels, select_kernels
+from model_runner.choose_device import choose_device
 from model_runner.config import RunnerSettings
-from model_runner.device import CpuDevice
+from model_runner.device import CpuDevice, Device
 from model_runner.engine import Engine, StepCost
 from model_runner.model.load import LoadedModel, load_decoder
 from model_runner.scheduler import Scheduler, SchedulerLimits
@@ -87,20 +91,63 @@ def context_limit(settings: RunnerSettings, model: LoadedModel, exchange: Exchan
     return limit
 
 
-def load(settings: RunnerSettings) -> tuple[LoadedModel, Kernels, KvLayout]:
-    """Load the model onto its kernels.
+@dataclass(frozen=True)
+class Loaded:
+    """The model on its device, with all that works on it."""
+
+    model: LoadedModel
+    kernels: Kernels
+    layout: KvLayout
+    device: torch.device
+
+    def queue(self, settings: RunnerSettings, max_context_length: int) -> Device:
+        """The device as the engine sees it."""
+        if self.device.type == "cpu":
+            return CpuDevice(self.model.decoder, self.kernels, self.layout)
+        from model_runner.cuda.device import CudaDevice, DeviceLimits
+        from model_runner.cuda.queue import TorchQueue
+
+        limits = DeviceLimits(settings.max_batch_tokens, settings.max_sequences, max_context_length)
+        return CudaDevice(self.model.decoder, self.kernels, self.layout, limits, TorchQueue(self.device))
+
+
+def load(settings: RunnerSettings) -> Loaded:
+    """Load the model onto its device and kernels.
 
     Raises:
-        ConfigurationError: a setting or the model does not allow it.
+        ConfigurationError: a setting, the model or the machine does not allow it.
     """
-    if settings.device == "cuda":
-        raise ConfigurationError("device: this version runs on the CPU only; use --device cpu")
+    device = choose_device(settings.device)
     try:
-        kernels = select_kernels("cpu" if settings.kernels == "auto" else settings.kernels)
-        model = load_decoder(settings.model, kernels)
-        return model, kernels, model.kv_layout(settings.block_size)
+        kernels = select_kernels(resolve_kernels(settings.kernels, device.type))
+        model = load_decoder(settings.model, kernels, device=device)
+        layout = model.kv_layout(settings.block_size, settings.kv_dtype)
+        check_kernels(kernels, layout, device)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise ConfigurationError("device: the GPU's memory does not hold the weights; lower --pool-size") from error
+    return Loaded(model, kernels, layout, device)
+
+
+def check_kernels(kernels: Kernels, layout: KvLayout, device: torch.device) -> None:
+    """Check that `kernels` can work with a pool of this layout.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    pool = KvPool.over(torch.zeros(layout.block_bytes, dtype=torch.uint8, device=device), layout, 1)
+    ints = functools.partial(torch.zeros, dtype=torch.int64, device=device)
+    batch = AttentionBatch(
+        slot_mapping=ints(1),
+        block_tables=ints(1, 1),
+        query_starts=torch.arange(2, device=device),
+        context_ends=torch.ones(1, dtype=torch.int64, device=device),
+        query_lengths=[1],
+        context_lengths=[1],
+        num_decodes=1,
+    )
+    kernels.prepare_attention(batch, pool, AttentionParams(scale=1.0))
 
 
 async def serve(settings: RunnerSettings) -> int:
@@ -117,10 +164,12 @@ async def serve(settings: RunnerSettings) -> int:
 async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: str) -> int:
     loop = asyncio.get_running_loop()
     started = time.monotonic()
-    model, kernels, layout = await asyncio.to_thread(load, settings)
-    log.info("model loaded", model=str(settings.model), seconds=round(time.monotonic() - started, 2))
-    fingerprint = Fingerprint(model.config_digest.hex(), model.weights_digest.hex(), layout.dtype)
-    manager = Manager(settings, runner_id, layout, fingerprint)
+    loaded = await asyncio.to_thread(load, settings)
+    model = loaded.model
+    seconds = round(time.monotonic() - started, 2)
+    log.info("model loaded", model=str(settings.model), device=str(loaded.device), seconds=seconds)
+    fingerprint = Fingerprint(model.config_digest.hex(), model.weights_digest.hex(), model.compute_dtype)
+    manager = Manager(settings, runner_id, loaded.layout, fingerprint)
     first = await asyncio.to_thread(manager.connect)
     info = RunnerInfo(
         runner_id=runner_id,
@@ -147,7 +196,7 @@ async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: s
 
     engine = Engine(
         Scheduler(SchedulerLimits(settings.block_size, settings.max_batch_tokens, settings.max_sequences)),
-        CpuDevice(model.decoder, kernels, layout),
+        loaded.queue(settings, info.max_context_length),
         connect,
         deliver,
         StepCost(_STEP_BASE_S, 2 * model.num_parameters / _SLOWEST_FLOPS),
@@ -156,6 +205,9 @@ async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: s
     engine_ended = loop.run_in_executor(None, contextvars.copy_context().run, engine.run)
     try:
         watch_over(engine)
+        if not await asyncio.to_thread(engine.wait_until_attached):
+            await engine_ended  # raises what ended it
+            return 1
         await server.start()
         log.info("ready", runner=settings.name, max_context_length=info.max_context_length)
 

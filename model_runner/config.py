@@ -15,7 +15,12 @@ class RunnerSettings(Settings):
     model_name: str = Field("", description="Name that clients use; the directory's name when empty.")
     name: str = Field("0", pattern=r"^[a-z0-9-]{1,16}$", description="Names this runner's socket: runner-NAME.sock.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
-    kernels: Literal["auto", "reference", "cpu"] = Field("auto", description="Kernel backend; auto follows the device.")
+    kernels: Literal["auto", "reference", "cpu", "triton", "triton-interpret"] = Field(
+        "auto", description="Kernel backend; auto follows the device, triton-interpret is for tests."
+    )
+    kv_dtype: Literal["auto", "float8_e4m3fn"] = Field(
+        "auto", description="How K and V are stored; auto: as they are computed. 8 bits hold twice as many tokens."
+    )
     block_size: int = Field(16, description="Tokens a KV block: a power of two from 8 to 128.")
     max_batch_tokens: int = Field(512, ge=1, description="Token budget of a step; a longer prompt takes several steps.")
     max_sequences: int = Field(64, ge=1, description="Most sequences that run at once.")

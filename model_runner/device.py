@@ -70,16 +70,16 @@ def view_pool(memory: MappedPool, layout: KvLayout, num_blocks: int) -> KvPool:
     return KvPool.over(from_dlpack(memory.array()), layout, num_blocks)
 
 
-def check_device(pool: KvPool, device: torch.device) -> None:
-    """Check that `pool` lies where the model does.
+def check_device(of_pool: torch.device, of_model: torch.device) -> None:
+    """Check that the pool lies where the model does.
 
     Raises:
         ConfigurationError: it does not.
     """
-    if pool.raw.device != device:
+    if of_pool != of_model:
         raise ConfigurationError(
-            f"device: the model is on {device} and the cache manager's pool on {pool.raw.device}; start both with the "
-            "same --device and CUDA_VISIBLE_DEVICES"
+            f"device: the model is on {of_model} and the cache manager's pool on {of_pool}; start both with the same "
+            "--device and CUDA_VISIBLE_DEVICES"
         )
 
 
@@ -115,9 +115,8 @@ class CpuDevice:
 
     def bind(self, memory: MappedPool, num_blocks: int) -> None:
         """See `Device`."""
-        pool = view_pool(memory, self._layout, num_blocks)
-        check_device(pool, torch.device("cpu"))
-        self._pool = pool
+        self._pool = view_pool(memory, self._layout, num_blocks)
+        check_device(self._pool.raw.device, torch.device("cpu"))
 
     def unbind(self) -> None:
         """See `Device`."""

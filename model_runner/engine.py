@@ -80,8 +80,8 @@ class Engine:
         self._cost = cost
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
-        self.started = threading.Event()
-        """Set once steps can be launched, or `run` has ended."""
+        self._started = threading.Event()
+        self._attached = False
         self._exchange: Exchange | None = None
         self._step_number = 0
         self._held_since: int | None = None
@@ -108,6 +108,11 @@ class Engine:
         self._stopping = True
         self._commands.put(lambda: None)
 
+    def wait_until_attached(self) -> bool:
+        """Wait until steps can be launched; False if `run` ended before."""
+        self._started.wait()
+        return self._attached
+
     def report(self) -> EngineReport:
         """What the engine is doing now."""
         return self._state.report(
@@ -125,7 +130,8 @@ class Engine:
         """Step until `stop`; a lost cache manager is attached to again, anything else that goes wrong is raised."""
         try:
             self._attach()
-            self.started.set()
+            self._attached = True
+            self._started.set()
             while not self._stopping:
                 self.step()
                 if not self._scheduler.has_work and self._held_since is None and not self._pending[1]:
@@ -137,7 +143,7 @@ class Engine:
             if not self._stopping:
                 raise
         finally:
-            self.started.set()
+            self._started.set()
             # A device that has failed may fail again here: each is tried, whatever became of the one before.
             with contextlib.ExitStack() as stack:
                 if self._exchange is not None:

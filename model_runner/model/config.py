@@ -55,11 +55,13 @@ class ModelConfig:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     """Tokens that end an answer; may be empty."""
+    half_dtype: str
+    """"bfloat16" or "float16": what the model was made for, where it computes in 16 bits."""
 
     def digest(self) -> bytes:
-        """SHA-256 of everything that shapes a token's K and V; what ends an answer does not."""
+        """SHA-256 of everything that shapes a token's K and V, but for the dtype that is computed in."""
         fields = dataclasses.asdict(self)
-        del fields["eos_token_ids"]
+        del fields["eos_token_ids"], fields["half_dtype"]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
 
 
@@ -102,6 +104,7 @@ def parse_config(fields: Mapping[str, Any], generation: Mapping[str, Any] | None
         sliding_windows=_sliding_windows(architecture, fields, num_layers),
         max_position_embeddings=max_positions,
         eos_token_ids=_token_ids(fields, generation or {}),
+        half_dtype="float16" if fields.get("dtype", fields.get("torch_dtype")) == "float16" else "bfloat16",
     )
 
 

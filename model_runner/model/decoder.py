@@ -16,6 +16,9 @@ from pagekeeper.common.errors import ConfigurationError
 class Decoder:
     """Embedding, layers, final norm and head. Keeps nothing between calls.
 
+    Attributes:
+        vocab_size: logits of a token.
+
     Args:
         config: the shape.
         weights: every parameter is taken out of it.
@@ -27,13 +30,14 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: WeightSource, kernels: Kernels) -> None:
         hidden, vocab = config.hidden_size, config.vocab_size
+        self.vocab_size = vocab
         self._kernels = kernels
         self._epsilon = config.rms_norm_epsilon
         self._scale = config.head_dim**-0.5
         self._windows = config.sliding_windows
         divisors = take_divisors(weights, config.rope, config.head_dim)
-        self._rotary = RotaryEmbedding(config.rope, config.head_dim, divisors)
         self._embedding = weights.take(EMBEDDING, vocab, hidden)
+        self._rotary = RotaryEmbedding(config.rope, config.head_dim, divisors, self._embedding.device)
         self._layers = [DecoderLayer(i, config, weights, kernels) for i in range(config.num_layers)]
         self._norm = weights.take(FINAL_NORM, hidden)
         head = self._embedding
@@ -51,6 +55,7 @@ class Decoder:
         batch: AttentionBatch,
         kv_pool: KvPool,
         logit_rows: torch.Tensor,
+        logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run one step: store K and V of its tokens in the pool and return logits of the rows asked for.
 
@@ -60,6 +65,7 @@ class Decoder:
             batch: where the tokens live in the pool.
             kv_pool: where K and V live.
             logit_rows: [rows] int64, indices into `token_ids`.
+            logits: [rows, vocab_size] float32, to be written and returned; None: a new tensor.
 
         Returns:
             [rows, vocab_size] float32; an inference tensor, so change it in place only under inference mode.
@@ -74,4 +80,5 @@ class Decoder:
         for layer, window in zip(self._layers, self._windows, strict=True):
             x = layer.forward(x, residual, rotation, attentions[window])
         x = self._kernels.add_rms_norm(x[logit_rows], residual[logit_rows], self._norm, self._epsilon)
-        return self._head(x).float()
+        found = self._head(x)
+        return found.float() if logits is None else logits.copy_(found)

@@ -16,6 +16,11 @@ from model_runner.model.decoder import Decoder
 from model_runner.model.files import ModelFiles, open_model
 from model_runner.model.weights.names import HEAD
 from model_runner.model.weights.source import WeightSource
+from pagekeeper.common.errors import ConfigurationError
+
+_HOST = torch.device("cpu")
+_HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -29,34 +34,65 @@ class LoadedModel:
     config_digest: bytes
     """SHA-256 of every number that shapes a token's K and V."""
     dtype: torch.dtype
-    """Of weights, activations and KV."""
+    """Of weights and activations."""
     num_parameters: int
 
-    def kv_layout(self, block_size: int) -> KvLayout:
-        """The shape of a block of `block_size` tokens for this model.
+    @property
+    def compute_dtype(self) -> str:
+        """`dtype` by its name."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def kv_layout(self, block_size: int, kv_dtype: str = "auto") -> KvLayout:
+        """The shape of a block of `block_size` tokens for this model; "auto" keeps K and V as they are computed.
 
         Raises:
-            ValueError: `block_size` is not a power of two in 8..128.
+            ValueError: `block_size` is not a power of two in 8..128, or `kv_dtype` is unknown.
         """
         config = self.config
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype = self.compute_dtype if kv_dtype == "auto" else kv_dtype
         return KvLayout(config.num_layers, config.num_kv_heads, block_size, config.head_dim, dtype)
 
 
-def load_decoder(path: Path, kernels: Kernels, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def load_decoder(
+    path: Path, kernels: Kernels, dtype: torch.dtype | None = None, device: torch.device = _HOST
+) -> LoadedModel:
     """Load the model at `path`, a Hugging Face directory or a GGUF file.
 
+    Args:
+        path: of the model.
+        kernels: its operations, which arrange the weights.
+        dtype: to compute in; None: float32 on a CPU, elsewhere the 16 bits that the model was made for.
+        device: where the weights go, tensor by tensor.
+
     Raises:
-        ConfigurationError: there is no model, it is not supported, or its files are damaged; one line.
+        ConfigurationError: there is no model, it is not supported, its files are damaged, or the device's memory does
+            not hold it; one line.
     """
     files = open_model(path)
+    if dtype is None:
+        dtype = torch.float32 if device.type == "cpu" else _HALF_DTYPES[files.config.half_dtype]
     # Hashing lets go of the interpreter lock, so it costs next to nothing beside the conversion of the weights.
     with ThreadPoolExecutor(max_workers=1) as executor:
         digest = executor.submit(_digest, files.weight_paths)
-        source = WeightSource(files.weights, dtype)
+        source = WeightSource(files.weights, dtype, device)
+        if device.type == "cuda":
+            check_fits(source.num_bytes_left, free=torch.cuda.mem_get_info(device)[0])
         decoder = Decoder(files.config, source, kernels)
         source.finish()
         return LoadedModel(decoder, files.config, digest.result(), files.config.digest(), dtype, source.num_parameters)
+
+
+def check_fits(needed: int, free: int) -> None:
+    """Check that weights of `needed` bytes go into `free` bytes of a device's memory.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    if needed > free:
+        raise ConfigurationError(
+            f"device: the weights take {needed / _GIB:.1f} GiB and the GPU has {free / _GIB:.1f} GiB free; lower "
+            "--pool-size or serve a smaller model"
+        )
 
 
 def check_weights(files: ModelFiles) -> None:
@@ -65,7 +101,7 @@ def check_weights(files: ModelFiles) -> None:
     Raises:
         ConfigurationError: a tensor is missing, has a wrong shape, or there is no place for it.
     """
-    source = WeightSource([_ShapesOnly(files)], torch.float32)
+    source = WeightSource([_ShapesOnly(files)], torch.float32, torch.device("meta"))
     Decoder(files.config, source, reference)
     source.finish()
 

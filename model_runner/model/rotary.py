@@ -9,9 +9,11 @@ from model_runner.model.weights.names import ROPE_DIVISORS, ROPE_DIVISORS_LONG, 
 from model_runner.model.weights.source import WeightSource
 from pagekeeper.common.errors import ConfigurationError
 
+_HOST = torch.device("cpu")
+
 
 class RotaryEmbedding:
-    """Turns positions into the cosines and sines that `Kernels.rotary` applies.
+    """Turns positions into the cosines and sines that `PagedAttention.rotate_and_store` applies.
 
     The frequencies are fixed at load and never depend on a sequence's length, so that K of a block depends on its
     tokens alone.
@@ -20,14 +22,22 @@ class RotaryEmbedding:
         config: theta and scaling.
         head_dim: elements of a head, even.
         divisors: [head_dim / 2], by which each frequency is divided: what the weight file has instead of `config`.
+        device: of the positions. Angles are float32 whatever the model computes in: bfloat16 tells no two neighbouring
+            positions beyond 256 apart.
 
     Raises:
         ConfigurationError: divisors are needed and there are none, or they come on top of another scaling.
     """
 
-    def __init__(self, config: RopeConfig, head_dim: int, divisors: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        config: RopeConfig,
+        head_dim: int,
+        divisors: torch.Tensor | None = None,
+        device: torch.device = _HOST,
+    ) -> None:
         frequencies = 1.0 / config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-        self._frequencies = _scale(frequencies, config, divisors)
+        self._frequencies = _scale(frequencies, config, divisors).to(device)
         self._attention_factor = config.attention_factor
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,10 +54,10 @@ def take_divisors(weights: WeightSource, config: RopeConfig, head_dim: int) -> t
         ConfigurationError: of two sets one is missing.
     """
     if ROPE_DIVISORS in weights:
-        return weights.take(ROPE_DIVISORS, head_dim // 2)
+        return weights.take_exactly(ROPE_DIVISORS, head_dim // 2)
     if ROPE_DIVISORS_LONG not in weights and ROPE_DIVISORS_SHORT not in weights:
         return None
-    short, long = (weights.take(name, head_dim // 2) for name in (ROPE_DIVISORS_SHORT, ROPE_DIVISORS_LONG))
+    short, long = (weights.take_exactly(name, head_dim // 2) for name in (ROPE_DIVISORS_SHORT, ROPE_DIVISORS_LONG))
     return long if isinstance(config.scaling, Divisors) and config.scaling.long else short
 
 

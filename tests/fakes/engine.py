@@ -4,14 +4,15 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cache_manager.client import Exchange
+from kernels.kv_layout import KvLayout
 from kernels.select import select_kernels
-from model_runner.device import CpuDevice
+from model_runner.device import CpuDevice, Device
 from model_runner.engine import Engine, StepCost
 from model_runner.model.load import LoadedModel, load_decoder
 from model_runner.scheduler import Scheduler, SchedulerLimits
@@ -26,6 +27,10 @@ DEADLINE_S = 30.0
 
 def load_tiny(path: Path) -> LoadedModel:
     return load_decoder(path, select_kernels("cpu"))
+
+
+def cpu_device(model: LoadedModel, layout: KvLayout) -> Device:
+    return CpuDevice(model.decoder, select_kernels("cpu"), layout)
 
 
 @dataclass
@@ -49,6 +54,7 @@ class EngineUnderTest:
         max_sequences: int,
         cache_type: type[LocalCache],
         pool: LocalPool | None,
+        make_device: Callable[[LoadedModel, KvLayout], Device],
     ) -> None:
         layout = model.kv_layout(BLOCK_SIZE)
         self.caches: list[LocalCache] = []
@@ -57,7 +63,7 @@ class EngineUnderTest:
         self.scheduler = Scheduler(SchedulerLimits(BLOCK_SIZE, max_batch_tokens, max_sequences))
         self.engine = Engine(
             self.scheduler,
-            CpuDevice(model.decoder, select_kernels("cpu"), layout),
+            make_device(model, layout),
             self._connect,
             self._deliver,
             StepCost(60.0, 1.0),
@@ -138,9 +144,10 @@ def running_engine(
     max_sequences: int = 64,
     cache_type: type[LocalCache] = LocalCache,
     pool: LocalPool | None = None,
+    make_device: Callable[[LoadedModel, KvLayout], Device] = cpu_device,
 ) -> Iterator[EngineUnderTest]:
     """An engine on a pool of its own with `num_blocks` blocks, or on `pool`, which others may share."""
-    under_test = EngineUnderTest(model, num_blocks, max_batch_tokens, max_sequences, cache_type, pool)
+    under_test = EngineUnderTest(model, num_blocks, max_batch_tokens, max_sequences, cache_type, pool, make_device)
 
     def body() -> None:
         try:

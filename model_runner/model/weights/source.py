@@ -1,5 +1,6 @@
 """Handing out the tensors of weight files, each exactly once."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -27,14 +28,16 @@ class WeightSource:
 
     Args:
         files: what to read from.
-        dtype: of every tensor handed out.
+        dtype: of every tensor handed out, but for those that are taken exactly.
+        device: where they go, one by one.
 
     Raises:
         ConfigurationError: two files hold a tensor of the same name.
     """
 
-    def __init__(self, files: Sequence[WeightFile], dtype: torch.dtype) -> None:
+    def __init__(self, files: Sequence[WeightFile], dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
+        self._device = device
         self.num_parameters = 0
         """Elements of the tensors handed out so far."""
         self._left: dict[str, tuple[WeightFile, tuple[int, ...]]] = {}
@@ -47,18 +50,35 @@ class WeightSource:
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
+    @property
+    def num_bytes_left(self) -> int:
+        """Bytes of the tensors that were not handed out yet, in their dtype."""
+        return sum(math.prod(shape) for _, shape in self._left.values()) * self._dtype.itemsize
+
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor called `name`, which must have `shape`; it cannot be taken again.
 
         Raises:
             ConfigurationError: it is not there, or its shape differs.
         """
+        # Rounded on the host: half as much travels.
+        return self._take(name, shape).to(self._dtype).to(self._device)
+
+    def take_exactly(self, name: str, *shape: int) -> torch.Tensor:
+        """The same in float32 and on the host, for what is computed with at load.
+
+        Raises:
+            ConfigurationError: it is not there, or its shape differs.
+        """
+        return self._take(name, shape).float()
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if name not in self._left:
             raise ConfigurationError(f"weights: tensor {name} is missing")
         file, found = self._left.pop(name)
         if found != shape:
             raise ConfigurationError(f"weights: tensor {name} has shape {list(found)}, the configuration {list(shape)}")
-        tensor = file.read(name).to(self._dtype)
+        tensor = file.read(name)
         self.num_parameters += tensor.numel()
         return tensor
 
