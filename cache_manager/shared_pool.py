@@ -14,7 +14,7 @@ from cache_manager.memory.cupy_driver import load_cuda_driver
 from cache_manager.memory.interface import CudaIpcHandle, MemoryHandle, PoolMemory
 from cache_manager.memory.memfd import MemfdPool
 from cache_manager.memory.self_test import what_fails
-from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.errors import ConfigurationError, PagekeeperError
 
 _log = structlog.get_logger()
 
@@ -57,11 +57,11 @@ class SharedPool:
         if self._make_other is None or self._memory is None or not self._is_out_of_reach(pid):
             return False
         _log.warning("making the pool anew by CUDA VMM, the cache is lost", pid=pid, reason=OTHER_PID_NAMESPACE)
-        self._memory.close()
-        self._memory = None
+        memory, self._memory = self._memory, None
         try:
+            memory.close()
             self._memory = self._make_other()
-        except ConfigurationError as error:
+        except PagekeeperError as error:
             _log.error("there is no pool any more", error=str(error))
         return True
 

@@ -221,10 +221,11 @@ def test_a_runner_out_of_reach_of_a_pool_in_use_is_told_so(automatic: SharedPool
     assert automatic.backend == "cuda_ipc"
 
 
-def test_where_no_other_memory_can_be_had_every_runner_is_told_so(
-    automatic: SharedPool, driver: FakeCudaDriver, gpu: FakeGpu
+@pytest.mark.parametrize("call", ["create", "free"])
+def test_where_the_pool_cannot_be_made_anew_every_runner_is_told_so(
+    automatic: SharedPool, driver: FakeCudaDriver, call: str
 ) -> None:
-    driver.fail_with = {"create": CudaStatus.NOT_SUPPORTED}
+    driver.fail_with = {call: CudaStatus.NOT_SUPPORTED}
     with structlog.testing.capture_logs() as logs:
         assert automatic.change_for(OUT_OF_SIGHT)
     assert "NOT_SUPPORTED" in logs[-1]["error"]
@@ -233,7 +234,7 @@ def test_where_no_other_memory_can_be_had_every_runner_is_told_so(
         assert not automatic.change_for(pid)
         with pytest.raises(ConfigurationError, match=r"^pool_memory: there is no pool any more"):
             automatic.handle_for(pid)
-    assert gpu.used() == 0
+    driver.end()
 
 
 def test_another_namespace_is_seen_by_its_name_too(automatic: SharedPool, monkeypatch: pytest.MonkeyPatch) -> None:
