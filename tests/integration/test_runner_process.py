@@ -108,7 +108,8 @@ def test_a_second_runner_of_the_same_name_is_turned_away(runtime_dir: Path, mode
     [
         (("--model", "/no/such/model"), POOL, "/no/such/model"),
         (("--block-size", "24"), POOL, "block_size"),
-        (("--device", "cuda"), POOL, "device"),
+        (("--device", "cuda"), POOL, "device: cuda cannot be used"),
+        (("--kv-dtype", "float8_e4m3fn"), POOL, "kernels 'cpu' keep K and V in float32, not torch.float8_e4m3fn"),
         ((), ("--pool-size", "20KiB"), "pool_size"),
     ],
 )

@@ -1,0 +1,50 @@
+"""Which device a runner takes, and why not the GPU."""
+
+import pytest
+import torch
+
+from model_runner.choose_device import choose_device
+from pagekeeper.common.cuda_probe import CudaDevice, CudaDriver, CudaProblem, CudaUnavailable
+from pagekeeper.common.errors import ConfigurationError
+
+NONE = CudaUnavailable(CudaProblem.NO_DRIVER, "there is no NVIDIA driver", "install one")
+
+
+def driver(capability: tuple[int, int] = (9, 0)) -> CudaDriver:
+    return CudaDriver((13, 0), (CudaDevice(0, "Played GPU", "uuid", capability, 1 << 30),))
+
+
+def choose(
+    wanted: str, found: CudaDriver | CudaUnavailable, built_for: str | None = "13.0", finds: bool = True
+) -> torch.device:
+    return choose_device(wanted, lambda: found, built_for, lambda: finds)
+
+
+def test_the_cpu_is_taken_without_a_question() -> None:
+    def fail() -> CudaDriver:
+        raise AssertionError("nobody asked for a GPU")
+
+    assert choose_device("cpu", fail) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_a_gpu_that_can_be_used_is_used(wanted: str) -> None:
+    assert choose(wanted, driver()) == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "built_for", "finds", "words"),
+    [
+        (NONE, "13.0", False, "there is no NVIDIA driver; install one"),
+        (driver(), None, False, "built for the CPU; install one for CUDA: pip install"),
+        (driver((7, 5)), "13.0", True, "Played GPU, the first GPU, has compute capability 7.5"),
+        (driver(), "14.0", False, "torch for CUDA 14.0 finds no GPU that the driver's CUDA 13.0 has"),
+    ],
+)
+def test_one_that_cannot_is_an_error_if_it_was_asked_for(
+    found: CudaDriver | CudaUnavailable, built_for: str | None, finds: bool, words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="device: cuda cannot be used") as raised:
+        choose("cuda", found, built_for, finds)
+    assert words in str(raised.value)
+    assert choose("auto", found, built_for, finds) == torch.device("cpu")
