@@ -96,6 +96,16 @@ bench: $(TEST_ENV) $(DEMO_MODEL) ## Tokens per second against transformers, in o
 gpu-compile: $(TEST_ENV) ## Compile every kernel for sm_80, sm_90 and sm_100 without a GPU; fail on spills and the like
 	$(BIN)/python -m bench.gpu_compile
 
+# PYTHON, if you name one, is used as it is: for a machine without a network. WHEELS: see docs/gpu/README.md.
+.PHONY: gpu-check
+gpu-check: $(if $(filter file,$(origin PYTHON)),$(TEST_ENV)) ## Prove on a GPU what only a GPU can show, within 6 minutes; without one, a dry run
+ifeq ($(origin PYTHON),file)
+	$(if $(shell command -v nvidia-smi),$(BIN)/python -m pip install --quiet --editable ".[cuda]")
+	$(BIN)/python -m bench.gpu_check $(ARGS)
+else
+	$(PYTHON) -m bench.gpu_check $(ARGS)
+endif
+
 .PHONY: clean
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,6 +1,6 @@
 """Llama models of real shapes with random weights, written as fast as memory takes them.
 
-A tensor is a window into one stream of normal numbers, scaled to its kind, so 16 GB need 64 MB of randomness. The
+A tensor is a window into one stream of normal numbers, scaled to its kind, so 16 GB need 32 MB of randomness. The
 windows have different beginnings and the stream's length is odd, so no two rows of a matrix are alike.
 """
 
@@ -22,7 +22,7 @@ from tokenizers.models import BPE
 
 from bench.gpu_check.task import NotRunError
 
-_STREAM_LENGTH = (1 << 23) - 15
+_MOST_NUMBERS = 1 << 23
 _SHARDS = 8
 _DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 
@@ -137,7 +137,7 @@ def write(shape: ModelShape, path: Path, seed: int) -> Path:
     _tokenizer(shape.vocab_size).save(str(path / "tokenizer.json"))
     generator = torch.Generator().manual_seed(seed)
     dtype: torch.dtype = getattr(torch, shape.dtype)
-    normal = torch.randn(_STREAM_LENGTH, generator=generator)
+    normal = torch.randn(min(_MOST_NUMBERS, shape.weight_bytes // shape.item_bytes) | 1, generator=generator)
     streams: dict[tuple[bool, float], torch.Tensor] = {}
     for dimensions, deviation in shape.tensors().values():
         is_norm = len(dimensions) == 1

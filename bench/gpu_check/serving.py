@@ -54,7 +54,7 @@ def _decode(setting: Setting, shape: ModelShape, clients: Clients, model: Path, 
     ttft = [reading.ttft_s for reading in readings]
     figure = f"median {statistics.median(ttft) * 1e3:.0f} ms, last {max(ttft) * 1e3:.0f} ms"
     yield recorded(f"{name}: time to first token of {_INPUT_TOKENS} tokens", figure, statistics.median(ttft))
-    rate, context_length = _steady(readings)
+    rate, context_length = steady(readings)
     yield recorded(f"{name}: decoding", f"{rate:,.0f} tokens/s, {batch_size / rate * 1e3:.2f} ms a step", rate)
     steps, waited = after.step_seconds - before.step_seconds, after.manager_wait_seconds - before.manager_wait_seconds
     share = waited / steps if steps else 0.0
@@ -70,7 +70,7 @@ def _decode(setting: Setting, shape: ModelShape, clients: Clients, model: Path, 
     yield recorded(f"{name}: of the bytes-moved floor", figure, reached)
 
 
-def _steady(readings: list[Reading]) -> tuple[float, float]:
+def steady(readings: list[Reading]) -> tuple[float, float]:
     """Tokens a second while every request decodes, and the mean context length meanwhile.
 
     Raises:

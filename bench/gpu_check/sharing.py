@@ -17,6 +17,8 @@ _OFFSET = 1 << 20
 _SAMPLE_BYTES = 4 << 20
 _COUNTERS = 8 << 20
 _GRACE_S = 10.0
+_TEARDOWN_S = 1.0
+"""A killed process's context may take so long to go."""
 
 
 def tasks(setting: Setting) -> list[Task]:
@@ -70,15 +72,19 @@ def _owner_killed(setting: Setting, memory: str) -> Iterator[Check]:
         again = user.ask("write", offset=_COUNTERS, size=_SAMPLE_BYTES, seed=setting.seed + 1)
         same = user.ask("checksum", offset=_COUNTERS, size=_SAMPLE_BYTES) == again
         yield verified(f"{name}: mapping can be written", same, "yes" if same else "no", "yes")
-        yield recorded(f"{name}: memory in use", f"{taken():.0f} MiB of {_pool_bytes(setting) / 2**20:.0f}", taken())
+        if not setting.dry_run:
+            time.sleep(_TEARDOWN_S)
+        figure = f"{taken():.0f} MiB of {_pool_bytes(setting) / 2**20:.0f}"
         yield recorded(f"{name}: another process maps it", _outcome(late, handle, descriptors, written))
-        user.ask("unmap")
-        yield recorded(f"{name}: memory in use after its last unmapping but one", f"{taken():.0f} MiB", taken())
         late.ask("unmap")
+        user.ask("unmap")
+        kept = taken()
         for descriptor in descriptors:
             os.close(descriptor)
         if setting.dry_run:
             return  # other programs use the machine's memory as well
+        yield recorded(f"{name}: memory in use while it is mapped", figure)
+        yield recorded(f"{name}: memory in use while only descriptors are left", f"{kept:.0f} MiB", kept)
         deadline = time.monotonic() + _GRACE_S
         while taken() > _SAMPLE_BYTES / 2**20 and time.monotonic() < deadline:
             time.sleep(0.1)
