@@ -3,13 +3,11 @@
 import asyncio
 import contextlib
 import contextvars
-import functools
 import os
 import signal
 import threading
 import time
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -17,16 +15,11 @@ import structlog
 import torch
 from grpc_health.v1 import health, health_pb2_grpc
 
-from cache_manager.client import CacheClient, CacheConnectionLost, Exchange, Fingerprint
-from kernels.interface import AttentionBatch, AttentionParams, Kernels
-from kernels.kv_layout import KvLayout
-from kernels.kv_pool import KvPool
-from kernels.select import resolve_kernels, select_kernels
-from model_runner.choose_device import choose_device
+from cache_manager.client import CacheClient, CacheConnectionLost, Exchange
 from model_runner.config import RunnerSettings
-from model_runner.device import CpuDevice, Device
 from model_runner.engine import Engine, StepCost
-from model_runner.model.load import LoadedModel, load_decoder
+from model_runner.loading import Loaded, load
+from model_runner.model.load import LoadedModel
 from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.service import RunnerInfo, RunnerService
 from model_runner.step import Output
@@ -49,12 +42,13 @@ log = structlog.get_logger()
 class Manager:
     """Opens sessions with the cache manager, with what never changes over a runner's life."""
 
-    def __init__(self, settings: RunnerSettings, runner_id: str, layout: KvLayout, fingerprint: Fingerprint) -> None:
+    def __init__(self, settings: RunnerSettings, runner_id: str, loaded: Loaded) -> None:
         self._runtime_dir = RuntimeDir(settings.runtime_dir)
         self._wait_s = settings.manager_wait_s
         self._runner_id = runner_id
-        self._layout = layout
-        self._fingerprint = fingerprint
+        self._layout = loaded.layout
+        self._fingerprint = loaded.fingerprint
+        self._cuda = loaded.cuda
         self.stopping = threading.Event()
 
     def connect(self) -> Exchange:
@@ -68,7 +62,7 @@ class Manager:
         while True:
             try:
                 return CacheClient.connect(
-                    self._runtime_dir, self._runner_id, self._layout, self._fingerprint, _CONNECT_ATTEMPT_S
+                    self._runtime_dir, self._runner_id, self._layout, self._fingerprint, _CONNECT_ATTEMPT_S, self._cuda
                 )
             except CacheConnectionLost:
                 if time.monotonic() > deadline or self.stopping.is_set():
@@ -91,65 +85,6 @@ def context_limit(settings: RunnerSettings, model: LoadedModel, exchange: Exchan
     return limit
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The model on its device, with all that works on it."""
-
-    model: LoadedModel
-    kernels: Kernels
-    layout: KvLayout
-    device: torch.device
-
-    def queue(self, settings: RunnerSettings, max_context_length: int) -> Device:
-        """The device as the engine sees it."""
-        if self.device.type == "cpu":
-            return CpuDevice(self.model.decoder, self.kernels, self.layout)
-        from model_runner.cuda.device import CudaDevice, DeviceLimits
-        from model_runner.cuda.queue import TorchQueue
-
-        limits = DeviceLimits(settings.max_batch_tokens, settings.max_sequences, max_context_length)
-        return CudaDevice(self.model.decoder, self.kernels, self.layout, limits, TorchQueue(self.device))
-
-
-def load(settings: RunnerSettings) -> Loaded:
-    """Load the model onto its device and kernels.
-
-    Raises:
-        ConfigurationError: a setting, the model or the machine does not allow it.
-    """
-    device = choose_device(settings.device)
-    try:
-        kernels = select_kernels(resolve_kernels(settings.kernels, device.type))
-        model = load_decoder(settings.model, kernels, device=device)
-        layout = model.kv_layout(settings.block_size, settings.kv_dtype)
-        check_kernels(kernels, layout, device)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-    except torch.OutOfMemoryError as error:
-        raise ConfigurationError("device: the GPU's memory does not hold the weights; lower --pool-size") from error
-    return Loaded(model, kernels, layout, device)
-
-
-def check_kernels(kernels: Kernels, layout: KvLayout, device: torch.device) -> None:
-    """Check that `kernels` can work with a pool of this layout.
-
-    Raises:
-        ValueError: they cannot.
-    """
-    pool = KvPool.over(torch.zeros(layout.block_bytes, dtype=torch.uint8, device=device), layout, 1)
-    ints = functools.partial(torch.zeros, dtype=torch.int64, device=device)
-    batch = AttentionBatch(
-        slot_mapping=ints(1),
-        block_tables=ints(1, 1),
-        query_starts=torch.arange(2, device=device),
-        context_ends=torch.ones(1, dtype=torch.int64, device=device),
-        query_lengths=[1],
-        context_lengths=[1],
-        num_decodes=1,
-    )
-    kernels.prepare_attention(batch, pool, AttentionParams(scale=1.0))
-
-
 async def serve(settings: RunnerSettings) -> int:
     """Run until SIGTERM or SIGINT, or until the engine fails; returns the exit code."""
     torch.set_num_threads(settings.threads or os.cpu_count() or 1)
@@ -168,8 +103,7 @@ async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: s
     model = loaded.model
     seconds = round(time.monotonic() - started, 2)
     log.info("model loaded", model=str(settings.model), device=str(loaded.device), seconds=seconds)
-    fingerprint = Fingerprint(model.config_digest.hex(), model.weights_digest.hex(), model.compute_dtype)
-    manager = Manager(settings, runner_id, loaded.layout, fingerprint)
+    manager = Manager(settings, runner_id, loaded)
     first = await asyncio.to_thread(manager.connect)
     info = RunnerInfo(
         runner_id=runner_id,
@@ -196,7 +130,7 @@ async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: s
 
     engine = Engine(
         Scheduler(SchedulerLimits(settings.block_size, settings.max_batch_tokens, settings.max_sequences)),
-        loaded.queue(settings, info.max_context_length),
+        loaded.open_device(settings, info.max_context_length),
         connect,
         deliver,
         StepCost(_STEP_BASE_S, 2 * model.num_parameters / _SLOWEST_FLOPS),

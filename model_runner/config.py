@@ -15,6 +15,7 @@ class RunnerSettings(Settings):
     model_name: str = Field("", description="Name that clients use; the directory's name when empty.")
     name: str = Field("0", pattern=r"^[a-z0-9-]{1,16}$", description="Names this runner's socket: runner-NAME.sock.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
+    gpu: int = Field(0, ge=0, description="Which GPU, as this process counts from 0.")
     kernels: Literal["auto", "reference", "cpu", "triton", "triton-interpret"] = Field(
         "auto", description="Kernel backend; auto follows the device, triton-interpret is for tests."
     )
