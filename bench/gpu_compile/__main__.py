@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = [result for result in builds if result.failures]
     print(f"\nbuilds: {len(builds)}, failed: {len(failed)}, seconds: {time.monotonic() - began:.0f}")
     for result in failed:
-        print(report.line(result))
+        print(report.verdict(result))
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in builds], indent=1), encoding="utf-8")
     if options.write and not failed:

@@ -24,6 +24,12 @@ def line(build: Build) -> str:
     return f"{build.name}\n    " + "  ".join(parts) + "".join(failures)
 
 
+def verdict(build: Build) -> str:
+    """A failed build in short: of a compiler's long message the last line, which says what is wrong."""
+    reasons = "; ".join(failure.splitlines()[-1] for failure in build.failures)
+    return f"{build.name} sm_{build.capability}: {reasons}"
+
+
 def markdown(builds: Iterable[Build], triton_version: str) -> str:
     """A row for each configuration, a column for each capability."""
     rows: dict[str, dict[int, Build]] = {}
