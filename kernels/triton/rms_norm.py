@@ -50,7 +50,8 @@ def _add_rms_norm(out, x, residual, weight, epsilon, size, TILE: tl.constexpr):
 def _columns(size: int) -> int:
     if size > _LARGEST_ROW:
         raise ValueError(f"rms_norm: rows of {size} elements are too long; {_LARGEST_ROW} is the most")
-    return triton.next_power_of_2(size)
+    columns: int = triton.next_power_of_2(size)
+    return columns
 
 
 def _num_warps(elements: int) -> int:
