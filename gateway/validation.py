@@ -17,6 +17,9 @@ MAX_STOP_TOKEN_IDS = 64
 _MAX_VIOLATIONS = 16
 # What its field in a request can hold.
 _MAX_TOP_K = 2**31 - 1
+_SAMPLING = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "n"}
+)
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
@@ -317,6 +320,9 @@ def _sampling(found: _Violations, request: generate_pb2.GenerateRequest, default
     if given.HasField("n"):
         found.unless(given.n >= 1, "sampling.n", "at least 1")
         found.unless(given.n <= 1, "sampling.n", "this version makes one candidate; more come in a later one")
+    for field, _ in given.ListFields():
+        found.unless(field.name in _SAMPLING, f"sampling.{field.name}", "comes in a later version")
+    found.unless(not request.HasField("branch"), "branch", "comes in a later version")
     for index, stop in enumerate(given.stop):
         is_right = 1 <= len(stop) <= MAX_STOP_LENGTH
         found.unless(is_right, f"sampling.stop[{index}]", f"1 to {MAX_STOP_LENGTH} characters")

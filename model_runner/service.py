@@ -33,6 +33,9 @@ _ACTIVITY = {
     Activity.WAITING_FOR_MANAGER: runner_pb2.EngineReport.STATE_WAITING_FOR_MANAGER,
 }
 
+_SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop_token_ids"})
+"""What of ResolvedSampling this runner can do."""
+
 log = structlog.get_logger()
 
 
@@ -64,6 +67,7 @@ class _Origin:
     gateway: _Gateway
     request: int
     attempt: int
+    candidate: int
 
 
 class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
@@ -135,7 +139,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
                     case "submit":
                         self._take(message.submit, gateway)
                     case "cancel":
-                        self._cancel(gateway, message.cancel.request)
+                        self._cancel(gateway, message.cancel.request, frozenset(message.cancel.candidates))
                     case "ping":
                         pong = runner_pb2.Pong(nonce=message.ping.nonce, engine=_wire_report(self.engine.report()))
                         gateway.outbox.put_nowait(runner_pb2.ServeResponse(pong=pong))
@@ -159,12 +163,10 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             self._refuse(submit, gateway, refusal)
             return
         log.debug("request submitted", request_id=submit.request_id, tenant=submit.tenant, attempt=submit.attempt)
-        origin = _Origin(gateway, submit.request, submit.attempt)
-        gateway.sequences[submit.request] = []
         for candidate in submit.candidates or [runner_pb2.Submit.Candidate()]:
             sequence = self._sequence(submit, candidate)
-            self._origins[sequence.id] = origin
-            gateway.sequences[submit.request].append(sequence.id)
+            self._origins[sequence.id] = _Origin(gateway, submit.request, submit.attempt, candidate.index)
+            gateway.sequences.setdefault(submit.request, []).append(sequence.id)
             self.engine.submit(sequence)
 
     def _sequence(self, submit: runner_pb2.Submit, candidate: runner_pb2.Submit.Candidate) -> Sequence:
@@ -206,6 +208,8 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             field_, detail = "sampling.max_tokens", "must be more than the tokens generated already"
         elif max(ids) >= info.vocab_size:
             field_, detail = "token_ids", f"must be less than the vocabulary's size, {info.vocab_size}"
+        elif unknown := [name.name for name, _ in submit.sampling.ListFields() if name.name not in _SAMPLING]:
+            field_, detail = f"sampling.{unknown[0]}", "this runner does not offer it"
         else:
             return None
         return runner_pb2.Refusal(code=runner_pb2.Refusal.CODE_INVALID, field=field_, detail=detail)
@@ -214,10 +218,12 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         output = runner_pb2.SequenceOutput(request=submit.request, attempt=submit.attempt, refusal=refusal)
         self._send(gateway, 0, [output])
 
-    def _cancel(self, gateway: _Gateway, request: int) -> None:
-        for sequence_id in gateway.sequences.pop(request, []):
-            self._forget(sequence_id)
-            self.engine.cancel(sequence_id)
+    def _cancel(self, gateway: _Gateway, request: int, candidates: frozenset[int] = frozenset()) -> None:
+        """Cancel a request's `candidates`, all of them where none is named."""
+        for sequence_id in list(gateway.sequences.get(request, [])):
+            if not candidates or self._origins[sequence_id].candidate in candidates:
+                self._end(gateway, request, sequence_id)
+                self.engine.cancel(sequence_id)
 
     def deliver(self, step: int, outputs: list[Output]) -> None:
         """Send a step's outputs to their gateways, one message each. Runs on the event loop."""
@@ -228,15 +234,16 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
                 continue
             messages[origin.gateway].append(_wire_output(output, origin))
             if output.finish_reason is not None:
-                live = origin.gateway.sequences[origin.request]
-                live.remove(output.sequence.id)
-                if not live:
-                    del origin.gateway.sequences[origin.request]
-                self._forget(output.sequence.id)
+                self._end(origin.gateway, origin.request, output.sequence.id)
         for gateway, wire_outputs in messages.items():
             self._send(gateway, step, wire_outputs)
 
-    def _forget(self, sequence_id: SequenceId) -> None:
+    def _end(self, gateway: _Gateway, request: int, sequence_id: SequenceId) -> None:
+        """Forget one sequence, and with its last one the request."""
+        live = gateway.sequences[request]
+        live.remove(sequence_id)
+        if not live:
+            del gateway.sequences[request]
         del self._origins[sequence_id]
         if self._drained is not None and not self._origins:
             self._drained.set()

@@ -132,6 +132,36 @@ class Resume(_message.Message):
 Global___Resume: _TypeAlias = Resume  # noqa: Y015
 
 @_typing.final
+class Branch(_message.Message):
+    """The position in an earlier answer from which this request goes another way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The earlier request. A hint that may be ignored: the tokens are all that is needed."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The earlier answer's tokens up to there. They follow the request's input as part of the prompt, and count as such:
+        positions, max_tokens, min_tokens and stop strings begin behind them.
+        """
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Branch: _TypeAlias = Branch  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -144,6 +174,7 @@ class GenerateRequest(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    BRANCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client, unique among the tenant's live requests; made by the server when empty."""
     model: _builtins.str
@@ -161,6 +192,8 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _types_pb2.SamplingParams: ...
     @_builtins.property
     def resume(self) -> Global___Resume: ...
+    @_builtins.property
+    def branch(self) -> Global___Branch: ...
     def __init__(
         self,
         *,
@@ -173,10 +206,11 @@ class GenerateRequest(_message.Message):
         stream: _builtins.bool | None = ...,
         priority: _builtins.int = ...,
         resume: Global___Resume | None = ...,
+        branch: Global___Branch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stream", b"_stream", "chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "stream", b"stream", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stream", b"_stream", "branch", b"branch", "chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "stream", b"stream", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream", b"_stream", "chat", b"chat", "input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stream", b"stream", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream", b"_stream", "branch", b"branch", "chat", b"chat", "input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stream", b"stream", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stream: _TypeAlias = _typing.Literal["stream"]  # noqa: Y015
     _WhichOneofArgType__stream: _TypeAlias = _typing.Literal["_stream", b"_stream"]  # noqa: Y015
@@ -198,15 +232,26 @@ class CandidateDelta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    CUMULATIVE_LOGPROB_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     position: _builtins.int
     """Position of the first of token_ids in the answer, from 0; contiguous over the deltas of a candidate."""
     text: _builtins.str
     """Never half a character; text that may still become a stop string is held back."""
     finish_reason: _types_pb2.FinishReason.ValueType
+    cumulative_logprob: _builtins.float
+    """With the finish reason, if logprobs were asked for: the sum over the tokens that this stream sent."""
+    score: _builtins.float
+    """With the finish reason of a beam search's hypothesis; candidate 0 has the highest."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Without end-of-sequence and stop tokens."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """One for each of token_ids, if asked for."""
 
     def __init__(
         self,
@@ -216,14 +261,86 @@ class CandidateDelta(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         finish_reason: _types_pb2.FinishReason.ValueType = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        cumulative_logprob: _builtins.float | None = ...,
+        score: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cumulative_logprob", b"_cumulative_logprob", "_score", b"_score", "cumulative_logprob", b"cumulative_logprob", "score", b"score"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cumulative_logprob", b"_cumulative_logprob", "_score", b"_score", "cumulative_logprob", b"cumulative_logprob", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "position", b"position", "score", b"score", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cumulative_logprob: _TypeAlias = _typing.Literal["cumulative_logprob"]  # noqa: Y015
+    _WhichOneofArgType__cumulative_logprob: _TypeAlias = _typing.Literal["_cumulative_logprob", b"_cumulative_logprob"]  # noqa: Y015
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cumulative_logprob) -> _WhichOneofReturnType__cumulative_logprob | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+
+Global___CandidateDelta: _TypeAlias = CandidateDelta  # noqa: Y015
+
+@_typing.final
+class Prompt(_message.Message):
+    """What the model was given."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """With echo: the text of token_ids. Special tokens have none."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With echo: the input's tokens and the branch's."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """With prompt_logprobs: one for each token but the first."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text: _builtins.str = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "position", b"position", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CandidateDelta: _TypeAlias = CandidateDelta  # noqa: Y015
+Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
+
+@_typing.final
+class Beam(_message.Message):
+    """A beam of a search that goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    score: _builtins.float
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text: _builtins.str = ...,
+        score: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["score", b"score", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Beam: _TypeAlias = Beam  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
@@ -233,14 +350,29 @@ class GenerateResponse(_message.Message):
     DELTAS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    BRANCH_TEXT_FIELD_NUMBER: _builtins.int
+    BEAMS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     seed: _builtins.int
     """In the first message only."""
+    branch_text: _builtins.str
+    """In the first message only, of a branch: the text of the branch's tokens. What the deltas bring continues it, also
+    in the middle of a word or a character.
+    """
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___CandidateDelta]: ...
     @_builtins.property
     def usage(self) -> _types_pb2.Usage:
         """In the last message only."""
+
+    @_builtins.property
+    def prompt(self) -> Global___Prompt:
+        """In the first message only, with echo or prompt_logprobs, unless the request resumes: its client has it."""
+
+    @_builtins.property
+    def beams(self) -> _containers.RepeatedCompositeFieldContainer[Global___Beam]:
+        """With BeamSearch.intermediate: the running beams, highest score first. They replace those of earlier messages."""
 
     def __init__(
         self,
@@ -249,13 +381,21 @@ class GenerateResponse(_message.Message):
         deltas: _abc.Iterable[Global___CandidateDelta] | None = ...,
         seed: _builtins.int | None = ...,
         usage: _types_pb2.Usage | None = ...,
+        prompt: Global___Prompt | None = ...,
+        branch_text: _builtins.str | None = ...,
+        beams: _abc.Iterable[Global___Beam] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_branch_text", b"_branch_text", "_seed", b"_seed", "branch_text", b"branch_text", "prompt", b"prompt", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "deltas", b"deltas", "request_id", b"request_id", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branch_text", b"_branch_text", "_seed", b"_seed", "beams", b"beams", "branch_text", b"branch_text", "deltas", b"deltas", "prompt", b"prompt", "request_id", b"request_id", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__branch_text: _TypeAlias = _typing.Literal["branch_text"]  # noqa: Y015
+    _WhichOneofArgType__branch_text: _TypeAlias = _typing.Literal["_branch_text", b"_branch_text"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__branch_text) -> _WhichOneofReturnType__branch_text | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015

@@ -22,9 +22,47 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ResolvedSampling(_message.Message):
-    """SamplingParams with every default filled in by the gateway."""
+    """SamplingParams with every default filled in by the gateway. A field that is not set or empty is off."""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TokenSequence(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOKEN_IDS_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+        def __init__(
+            self,
+            *,
+            token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
@@ -33,6 +71,17 @@ class ResolvedSampling(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TYPICAL_P_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
     top_k: _builtins.int
@@ -40,9 +89,35 @@ class ResolvedSampling(_message.Message):
     min_p: _builtins.float
     seed: _builtins.int
     max_tokens: _builtins.int
+    typical_p: _builtins.float
+    """Set if below 1."""
+    presence_penalty: _builtins.float
+    frequency_penalty: _builtins.float
+    repetition_penalty: _builtins.float
+    """Set if not 1."""
+    min_tokens: _builtins.int
+    """Before the answer has so many tokens, none of stop_token_ids must be chosen."""
+    logprobs: _builtins.int
+    """How many of the likeliest tokens to send with each chosen one; 0: none but itself."""
+    prompt_logprobs: _builtins.int
+    """The same for the prompt: Open must ask for no cached token."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end the answer and are not part of it; end-of-sequence tokens included unless they are ignored."""
+
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Finite, or minus infinity."""
+
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResolvedSampling.TokenSequence]:
+        """The last token of each must not be chosen where the answer ends with the others before it. The prompt does not count."""
+
+    @_builtins.property
+    def beam_search(self) -> _types_pb2.BeamSearch:
+        """Every field is set. Temperature is 0 then, and every filter off."""
 
     def __init__(
         self,
@@ -54,12 +129,38 @@ class ResolvedSampling(_message.Message):
         seed: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        typical_p: _builtins.float | None = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[Global___ResolvedSampling.TokenSequence] | None = ...,
+        min_tokens: _builtins.int = ...,
+        logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        beam_search: _types_pb2.BeamSearch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_typical_p", b"_typical_p", "beam_search", b"beam_search", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_p", b"min_p", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_typical_p", b"_typical_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "beam_search", b"beam_search", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__typical_p: _TypeAlias = _typing.Literal["typical_p"]  # noqa: Y015
+    _WhichOneofArgType__typical_p: _TypeAlias = _typing.Literal["_typical_p", b"_typical_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
 
 Global___ResolvedSampling: _TypeAlias = ResolvedSampling  # noqa: Y015
 
@@ -110,9 +211,17 @@ class Submit(_message.Message):
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Submit.Candidate]: ...
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Submit.Candidate]:
+        """Those that have not ended; at least one, each index once. With beam_search: one for each hypothesis wanted, from
+        index 0, without generated tokens, as a search that was lost starts again.
+        """
+
     @_builtins.property
-    def sampling(self) -> Global___ResolvedSampling: ...
+    def sampling(self) -> Global___ResolvedSampling:
+        """The gateway sees to it that some token is always free of bans: allowed, not biased to minus infinity, not the last
+        token of a bad word, and with min_tokens no stop token.
+        """
+
     def __init__(
         self,
         *,
@@ -138,15 +247,21 @@ class Cancel(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
     request: _builtins.int
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Empty: the whole request."""
+
     def __init__(
         self,
         *,
         request: _builtins.int = ...,
+        candidates: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -290,6 +405,10 @@ Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 @_typing.final
 class SequenceOutput(_message.Message):
+    """What one candidate gained. A beam search sends all its hypotheses in one StepOutput when it has ended: best first as
+    candidates 0, 1, ..., each whole, from position 0 and with its finish reason.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
@@ -300,21 +419,31 @@ class SequenceOutput(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     attempt: _builtins.int
     candidate: _builtins.int
     position: _builtins.int
     """Position of the first of token_ids in the answer, from 0."""
     finish_reason: _types_pb2.FinishReason.ValueType
+    score: _builtins.float
+    """With the finish reason of a beam search's hypothesis."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def usage(self) -> _types_pb2.Usage:
-        """So far, of this candidate and attempt only; with its first token and with its finish_reason."""
+        """So far, of this candidate and attempt only; with its first token and with its finish_reason. Every candidate reports
+        cached_tokens of the prompt; of what several share, only one counts recomputed_tokens.
+        """
 
     @_builtins.property
     def refusal(self) -> Global___Refusal:
         """Ends the request."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """One for each of token_ids, if asked for."""
 
     def __init__(
         self,
@@ -327,14 +456,97 @@ class SequenceOutput(_message.Message):
         finish_reason: _types_pb2.FinishReason.ValueType = ...,
         usage: _types_pb2.Usage | None = ...,
         refusal: Global___Refusal | None = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "refusal", b"refusal", "score", b"score", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "candidate", b"candidate", "finish_reason", b"finish_reason", "position", b"position", "refusal", b"refusal", "request", b"request", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "attempt", b"attempt", "candidate", b"candidate", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "position", b"position", "refusal", b"refusal", "request", b"request", "score", b"score", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+
+Global___SequenceOutput: _TypeAlias = SequenceOutput  # noqa: Y015
+
+@_typing.final
+class PromptOutput(_message.Message):
+    """With prompt_logprobs: once an attempt, before or with its first token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    request: _builtins.int
+    attempt: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """One for each token of the prompt but the first."""
+
+    def __init__(
+        self,
+        *,
+        request: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "logprobs", b"logprobs", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SequenceOutput: _TypeAlias = SequenceOutput  # noqa: Y015
+Global___PromptOutput: _TypeAlias = PromptOutput  # noqa: Y015
+
+@_typing.final
+class BeamOutput(_message.Message):
+    """With BeamSearch.intermediate: the running beams, highest score first. They replace those sent before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Beam(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOKEN_IDS_FIELD_NUMBER: _builtins.int
+        SCORE_FIELD_NUMBER: _builtins.int
+        score: _builtins.float
+        @_builtins.property
+        def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+        def __init__(
+            self,
+            *,
+            token_ids: _abc.Iterable[_builtins.int] | None = ...,
+            score: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["score", b"score", "token_ids", b"token_ids"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    BEAMS_FIELD_NUMBER: _builtins.int
+    request: _builtins.int
+    attempt: _builtins.int
+    @_builtins.property
+    def beams(self) -> _containers.RepeatedCompositeFieldContainer[Global___BeamOutput.Beam]: ...
+    def __init__(
+        self,
+        *,
+        request: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        beams: _abc.Iterable[Global___BeamOutput.Beam] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "beams", b"beams", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeamOutput: _TypeAlias = BeamOutput  # noqa: Y015
 
 @_typing.final
 class StepOutput(_message.Message):
@@ -344,18 +556,26 @@ class StepOutput(_message.Message):
 
     STEP_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    BEAMS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceOutput]: ...
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptOutput]: ...
+    @_builtins.property
+    def beams(self) -> _containers.RepeatedCompositeFieldContainer[Global___BeamOutput]: ...
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         outputs: _abc.Iterable[Global___SequenceOutput] | None = ...,
+        prompts: _abc.Iterable[Global___PromptOutput] | None = ...,
+        beams: _abc.Iterable[Global___BeamOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beams", b"beams", "outputs", b"outputs", "prompts", b"prompts", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,8 +70,9 @@ class Gateway:
         )
         await self.call.write(runner_pb2.ServeRequest(submit=submit))
 
-    async def cancel(self, request: int) -> None:
-        await self.call.write(runner_pb2.ServeRequest(cancel=runner_pb2.Cancel(request=request)))
+    async def cancel(self, request: int, *candidates: int) -> None:
+        cancel = runner_pb2.Cancel(request=request, candidates=candidates)
+        await self.call.write(runner_pb2.ServeRequest(cancel=cancel))
 
     async def end_of(self, request: int, attempt: int = 1) -> runner_pb2.SequenceOutput:
         while (request, attempt) not in self.ended:
@@ -231,3 +232,53 @@ async def test_a_draining_runner_finishes_what_it_has_and_takes_nothing_new(runn
     assert len(gateway.tokens[(1, 1)]) == 100
     await asyncio.wait_for(drained, TIMEOUT_S)
     assert await gateway.call.read() is grpc.aio.EOF
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("typical_p", 0.5),
+        ("presence_penalty", 1.0),
+        ("frequency_penalty", 1.0),
+        ("repetition_penalty", 2.0),
+        ("logit_bias", {5: 1.0}),
+        ("allowed_token_ids", [5]),
+        ("bad_words", [{"token_ids": [5]}]),
+        ("min_tokens", 1),
+        ("logprobs", 0),
+        ("prompt_logprobs", 0),
+        ("beam_search", {"width": 2}),
+    ],
+)
+async def test_what_this_runner_does_not_offer_is_refused_by_name(gateway: Gateway, field: str, value: object) -> None:
+    sampling = runner_pb2.ResolvedSampling(top_p=1.0, max_tokens=8, **{field: value})
+    submit = runner_pb2.Submit(request=1, attempt=1, tenant="t", prompt_token_ids=[5], sampling=sampling)
+    await gateway.call.write(runner_pb2.ServeRequest(submit=submit))
+    refusal = (await gateway.end_of(1)).refusal
+    assert (refusal.code, refusal.field) == (runner_pb2.Refusal.CODE_INVALID, f"sampling.{field}")
+
+
+async def test_one_candidate_is_cancelled_and_the_other_goes_on(runner: Runner, gateway: Gateway) -> None:
+    candidates = [runner_pb2.Submit.Candidate(index=index) for index in (0, 1)]
+    submit = runner_pb2.Submit(
+        request=1,
+        attempt=1,
+        tenant="t",
+        prompt_token_ids=[5] * 20,
+        candidates=candidates,
+        sampling=runner_pb2.ResolvedSampling(top_p=1.0, max_tokens=100),
+    )
+    await gateway.call.write(runner_pb2.ServeRequest(submit=submit))
+    await gateway.cancel(1, 0)
+    end = await asyncio.wait_for(_end_of_candidate(gateway, 1), TIMEOUT_S)
+    assert end.finish_reason == types_pb2.FINISH_REASON_LENGTH
+    await all_blocks_free(runner)
+
+
+async def _end_of_candidate(gateway: Gateway, candidate: int) -> runner_pb2.SequenceOutput:
+    while True:
+        message: runner_pb2.ServeResponse = await gateway.call.read()
+        for output in message.step.outputs:
+            if output.finish_reason:
+                assert output.candidate == candidate
+                return output

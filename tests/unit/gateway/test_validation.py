@@ -288,3 +288,8 @@ def test_resumed_tokens_must_fit_behind_the_prompt() -> None:
 def test_defaults_are_checked_like_a_request(make: Callable[[], SamplingDefaults]) -> None:
     with pytest.raises(InvalidRequestError):
         make()
+
+
+def test_what_comes_in_a_later_version_is_refused_by_name() -> None:
+    assert wrong_fields(sampling(typical_p=0.5, echo=True)) == ["sampling.typical_p", "sampling.echo"]
+    assert wrong_fields(GenerateRequest(text="hi", branch={"token_ids": [5]})) == ["branch"]
