@@ -17,20 +17,18 @@ from typing import IO
 
 from bench.gpu_check import wheels
 from bench.gpu_check.report import Report
-from bench.gpu_check.supervise import Section, SectionRun
+from bench.gpu_check.scratch import remove_leftovers
+from bench.gpu_check.supervise import Section, SectionRun, run_side_by_side
 from pagekeeper.common.cuda_probe import CudaUnavailable, probe_cuda
 
 SECTIONS = [
-    Section(name, f"bench.gpu_check.{module}", limit_s)
-    for name, module, limit_s in [
-        ("facts", "facts", 40),
-        ("kernels", "kernel_checks", 90),
-        ("ipc", "sharing", 100),
-        ("bandwidth", "bandwidth", 60),
-        ("serve", "serving", 120),
-        ("exchange", "exchange", 15),
-        ("extras", "extras", 60),
-    ]
+    Section("facts", "bench.gpu_check.facts", 40),
+    Section("kernels", "bench.gpu_check.kernel_checks", 90, num_processes=4),
+    Section("ipc", "bench.gpu_check.sharing", 140),
+    Section("bandwidth", "bench.gpu_check.bandwidth", 60),
+    Section("serve", "bench.gpu_check.serving", 120),
+    Section("exchange", "bench.gpu_check.exchange", 15),
+    Section("extras", "bench.gpu_check.extras", 60),
 ]
 """In order of value: when time runs out, the last ones are lost."""
 
@@ -67,11 +65,14 @@ def main(arguments: Sequence[str] | None = None, sections: Sequence[Section] = S
 
 def _run(section: Section, report: Report, end: float, flags: list[str], log: IO[bytes]) -> None:
     began = time.monotonic()
-    facts = ["--facts", json.dumps(report.facts("facts"))]
-    for check in SectionRun(section, end, flags + facts, log).checks():
+    num_shares = 1 if report.dry_run else section.num_processes
+    flags = [*flags, "--facts", json.dumps(report.facts("facts"))]
+    shares = [["--share", str(i), str(num_shares)] for i in range(num_shares)]
+    for check in run_side_by_side([SectionRun(section, end, flags + share, log) for share in shares]):
         report.add(section.name, check)
         words = filter(None, [f"{check.result:8}", section.name, check.name, check.figure, check.reason])
         print("  ".join(words), flush=True)
+    remove_leftovers(report.seed)
     report.end_section(section.name, time.monotonic() - began)
 
 

@@ -16,7 +16,7 @@ from kernels.kv_pool import KvPool
 from kernels.select import select_kernels
 
 _EPSILON = 1e-5
-_SAME_TOKENS = 0.999
+_SAME_TOKENS = 0.99
 """Share of sampled tokens: sums of probabilities may be rounded apart where a draw meets the border of two tokens."""
 
 

@@ -6,8 +6,6 @@ windows have different beginnings and the stream's length is odd, so no two rows
 
 import json
 import math
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,8 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from bench.gpu_check.task import NotRunError
+from bench.gpu_check.scratch import scratch_folder
+from bench.gpu_check.task import Setting
 
 _MOST_NUMBERS = 1 << 23
 _SHARDS = 8
@@ -117,17 +116,14 @@ TINY = ModelShape("tiny", 2, 64, 96, 4, 2, 64, 512, tied_head=True)
 
 
 @contextmanager
-def written(shape: ModelShape, seed: int) -> Iterator[Path]:
-    """A directory with the model, in memory where there is room, removed at the end.
+def written(shape: ModelShape, setting: Setting) -> Iterator[Path]:
+    """A directory with the model, alone in its parent; both are removed at the end.
 
     Raises:
         NotRunError: there is no room for it.
     """
-    folder = Path(tempfile.mkdtemp(prefix="pk-model-", dir=_roomy_folder(shape.weight_bytes)))
-    try:
-        yield write(shape, folder / shape.name, seed)
-    finally:
-        shutil.rmtree(folder)
+    with scratch_folder(setting.seed, shape.weight_bytes) as folder:
+        yield write(shape, folder / shape.name, setting.seed)
 
 
 def write(shape: ModelShape, path: Path, seed: int) -> Path:
@@ -187,12 +183,3 @@ def _tokenizer(vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _roomy_folder(num_bytes: int) -> Path:
-    """Memory if it has room, else the folder for temporary files."""
-    wanted = num_bytes + (64 << 20)
-    for folder in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108 - the directory made there is private
-        if folder.is_dir() and shutil.disk_usage(folder).free > wanted:
-            return folder
-    raise NotRunError(f"neither /dev/shm nor {tempfile.gettempdir()} has room for {wanted / 1e9:.1f} GB")

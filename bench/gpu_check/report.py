@@ -26,7 +26,8 @@ class Report:
 
     def __init__(self, folder: Path, dry_run: bool, seed: int, started: str) -> None:
         self._folder = folder
-        self._dry_run = dry_run
+        self.dry_run = dry_run
+        self.seed = seed
         self._head: dict[str, Any] = {
             "kind": DRY_RUN if dry_run else DEVICE,
             "started": started,
@@ -56,7 +57,7 @@ class Report:
     def complete(self) -> bool:
         """Nothing failed and nothing was left out, but for what a dry run leaves out by its nature."""
         return all(
-            check.result in ("pass", "recorded") or (self._dry_run and check.reason == NEEDS_DEVICE)
+            check.result in ("pass", "recorded") or (self.dry_run and check.reason == NEEDS_DEVICE)
             for check in self._all()
         )
 
@@ -74,7 +75,7 @@ class Report:
         results = [check.result for check in self._all()]
         counts = {result: results.count(result) for result in ("pass", "fail", "recorded", "not run")}
         lines.append("  ".join(f"{result}: {count}" for result, count in counts.items()))
-        lines.append(f"This was a {self._head['kind']}." if self._dry_run else "This was a run on a device.")
+        lines.append(f"This was a {self._head['kind']}." if self.dry_run else "This was a run on a device.")
         return "\n".join(lines) + "\n"
 
     def finish(self) -> None:

@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("module", help="with a function tasks(setting) -> list[Task]")
     parser.add_argument("--first", type=int, default=0, help="number of the first task to run")
+    parser.add_argument("--share", type=int, nargs=2, default=(0, 1), metavar=("NUMBER", "OF"), help="of the tasks")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--facts", type=json.loads, default={})
@@ -33,7 +34,8 @@ def main() -> None:
     options = parser.parse_args()
     emit = _take_standard_output()
     setting = Setting(options.dry_run, options.seed, time.monotonic() + options.seconds, options.facts)
-    tasks: list[Task] = importlib.import_module(options.module).tasks(setting)
+    number_of_share, num_shares = options.share
+    tasks: list[Task] = importlib.import_module(options.module).tasks(setting)[number_of_share::num_shares]
     emit({"plan": [task.name for task in tasks]})
     for number, task in list(enumerate(tasks))[options.first :]:
         emit({"begin": number, "limit_s": task.limit_s})

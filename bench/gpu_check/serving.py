@@ -27,10 +27,10 @@ def tasks(setting: Setting) -> list[Task]:
 def _serve(setting: Setting, shape: ModelShape) -> Iterator[Check]:
     began = time.monotonic()
     memory, pool_size = ("memfd", "64MiB") if setting.dry_run else ("auto", "16GiB")
-    with written(shape, setting.rng("weights").randrange(1 << 32)) as model:
+    with written(shape, setting) as model:
         yield _seconds(f"{shape.name}: writing {shape.weight_bytes / 1e9:.2f} GB of weights", time.monotonic() - began)
         began = time.monotonic()
-        flags = {"PAGEKEEPER_MAX_SEQUENCES": str(_MAX_SEQUENCES)}
+        flags = {"PAGEKEEPER_MAX_SEQUENCES": str(_MAX_SEQUENCES), "PAGEKEEPER_MAX_CONTEXT_LENGTH": "4096"}
         with serving(setting, model, memory, pool_size, **flags) as server, Clients(server.address) as clients:
             yield _seconds(f"{shape.name}: from start to ready", time.monotonic() - began)
             for batch_size in (1, 4) if setting.dry_run else (1, 8, 64):

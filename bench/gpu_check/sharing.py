@@ -26,7 +26,7 @@ def tasks(setting: Setting) -> list[Task]:
     first, *others = ["memfd"] if setting.dry_run else ["cuda_ipc", "cuda_vmm"]
     tasks = [
         _task("real processes", real_processes, first, 75),
-        _task("deaths", functools.partial(_deaths, count=3 if setting.dry_run else 10), first, 45),
+        _task("deaths", functools.partial(_deaths, count=2 if setting.dry_run else 10), first, 45),
         _task("owner killed", _owner_killed, first, 30),
         _task("PID namespaces", _namespaces, first, 25),
     ]
@@ -129,7 +129,7 @@ def _namespaces(setting: Setting, memory: str) -> Iterator[Check]:
 def _deaths(setting: Setting, memory: str, count: int) -> Iterator[Check]:
     """Runners killed while work of theirs is writing: when the writes end, and when their death can be seen."""
     work_s, queued_s = (1.0, 0.2) if setting.dry_run else (2.0, 0.3)
-    quiet_s = 0.3 if setting.dry_run else 0.8
+    quiet_s = 0.3 if setting.dry_run else 0.6
     rng = setting.rng(f"deaths {memory}")
     deaths: list[tuple[Death, float]] = []
     after_queue, longest_look = 0, 0.0

@@ -6,10 +6,12 @@ Needs the standard library alone: it must work whatever is wrong with the rest.
 import contextlib
 import json
 import os
+import queue
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from typing import IO, Any
 
 from bench.gpu_check.task import Check
 
-_EXIT_S = 0.5
+_EXIT_S = 2.0
 _ROOT = Path(__file__).parents[2]
 
 
@@ -29,13 +31,33 @@ class Section:
     name: str
     module: str
     limit_s: float
+    num_processes: int = 1
+    """Tasks are dealt out among so many, where they do not disturb each other; a dry run has one."""
+
+
+def run_side_by_side(runs: Sequence["SectionRun"]) -> Iterator[Check]:
+    """The checks of several runs in the order in which they are made."""
+    made: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
+
+    def drain(run: SectionRun) -> None:
+        try:
+            for check in run.checks():
+                made.put(check)
+        finally:
+            made.put(None)
+
+    threads = [threading.Thread(target=drain, args=(run,), daemon=True) for run in runs]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        yield from iter(made.get, None)
 
 
 class SectionRun:
     """One section, over as many processes as it takes: after one that died, the next goes on behind its task.
 
     Args:
-        section: to run.
+        section: to run, or the share of it that `flags` name.
         end: time.monotonic() at which it is ended.
         flags: for every process of it.
         log: where their standard error goes.
@@ -101,7 +123,8 @@ class SectionRun:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs may hold it up for ever
+                process.wait(_EXIT_S)
             process.stdout.close()
         return (
             f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process ended with code {code}"

@@ -10,8 +10,9 @@ import pytest
 
 from bench.gpu_check import __main__ as gpu_check
 from bench.gpu_check.report import Report
-from bench.gpu_check.supervise import Section, SectionRun
-from bench.gpu_check.task import NEEDS_DEVICE, Check, at_least, at_most
+from bench.gpu_check.scratch import remove_leftovers, scratch_folder
+from bench.gpu_check.supervise import Section, SectionRun, run_side_by_side
+from bench.gpu_check.task import NEEDS_DEVICE, Check, NotRunError, at_least, at_most
 from bench.gpu_check.wheels import unpack
 
 MODULE = "tests.unit.bench.gpu_check_section"
@@ -38,6 +39,15 @@ def test_every_task_is_accounted_for_whatever_becomes_of_its_process(tmp_path: P
         ("a fact", "recorded", ""),
     ]
     assert checks[0].figure == "['speed']"
+
+
+def test_shares_of_a_section_run_side_by_side_and_make_every_check_once(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        flags = ["--seed", "1", "--dry-run", "--facts", "{}"]
+        section, end = Section("odd", MODULE, 60), time.monotonic() + 60
+        runs = [SectionRun(section, end, [*flags, "--share", str(i), "3"], log) for i in range(3)]
+        names = sorted(check.name for check in run_side_by_side(runs))
+    assert names == sorted(check.name for check in run(section, tmp_path))
 
 
 def test_tasks_for_which_no_time_is_left_are_named(tmp_path: Path) -> None:
@@ -100,3 +110,12 @@ def test_wheels_make_packages_importable(tmp_path: Path) -> None:
     assert (tmp_path / "packages" / "brought" / "__init__.py").is_file()
     with pytest.raises(FileNotFoundError):
         unpack(tmp_path / "nowhere", tmp_path)
+
+
+def test_what_a_killed_section_leaves_behind_is_removed() -> None:
+    with scratch_folder(seed=987654321987, num_bytes=1) as mine, scratch_folder(seed=1, num_bytes=1) as anothers:
+        remove_leftovers(987654321987)
+        assert not mine.exists()
+        assert anothers.exists()
+    with pytest.raises(NotRunError, match="room for"), scratch_folder(seed=1, num_bytes=1 << 60):
+        pass
