@@ -135,5 +135,5 @@ def _row_spec(columns: int, dtype: str) -> CompileSpec:
         divisible_by_16=("size",),
         num_warps=num_warps,
         wide_loads=True,
-        min_ctas=2,
+        min_ctas=1 if columns == _LARGEST_ROW else 2,
     )
