@@ -1,10 +1,13 @@
 """One step's inputs as one array of 64-bit words, so that they reach a device by one copy.
 
 What a captured graph reads lies at the front, at offsets that depend on the padded size alone; the block tables, as
-wide as this step needs them, and the copies follow.
+wide as this step needs them, and the copies follow. Every section begins on 16 bytes: for a pointer that is aligned
+otherwise than before, Triton compiles a kernel anew, which takes seconds.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -27,13 +30,28 @@ class InputLayout:
     """Entries of a block table."""
     num_copies: int
 
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each section begins, in the order of the properties of `InputWords`, and where the last one ends."""
+        tokens, samples = _even(self.num_tokens), _even(self.num_samples)
+        sizes = (
+            tokens,
+            tokens,
+            tokens,
+            _even(self.num_sequences + 1),
+            _even(self.num_sequences),
+            samples,
+            SAMPLING_FIELDS * samples,
+            _even(1),
+            _even(self.num_sequences * self.table_width),
+            2 * self.num_copies,
+        )
+        return (0, *accumulate(sizes))
+
     @property
     def num_words(self) -> int:
         """Words of the whole."""
-        per_sequence = 2 * self.num_sequences + 1
-        sampling = (1 + SAMPLING_FIELDS) * self.num_samples
-        tables = self.num_sequences * self.table_width
-        return 3 * self.num_tokens + per_sequence + sampling + 1 + tables + 2 * self.num_copies
+        return self.offsets[-1]
 
 
 class InputWords(Generic[Words]):
@@ -42,11 +60,6 @@ class InputWords(Generic[Words]):
     def __init__(self, layout: InputLayout, words: Words) -> None:
         self._layout = layout
         self._words: Words = words
-        self._sequences = 3 * layout.num_tokens
-        self._samples = self._sequences + 2 * layout.num_sequences + 1
-        self._shared = self._samples + (1 + SAMPLING_FIELDS) * layout.num_samples
-        self._tables = self._shared + 1
-        self._copies = self._tables + layout.num_sequences * layout.table_width
 
     @property
     def token_ids(self) -> Words:
@@ -56,54 +69,60 @@ class InputWords(Generic[Words]):
     @property
     def positions(self) -> Words:
         """[tokens]."""
-        return self._section(self._layout.num_tokens, 2 * self._layout.num_tokens)
+        return self._section(1, self._layout.num_tokens)
 
     @property
     def slot_mapping(self) -> Words:
         """[tokens]."""
-        return self._section(2 * self._layout.num_tokens, self._sequences)
+        return self._section(2, self._layout.num_tokens)
 
     @property
     def query_starts(self) -> Words:
         """[sequences + 1]."""
-        return self._section(self._sequences, self._sequences + self._layout.num_sequences + 1)
+        return self._section(3, self._layout.num_sequences + 1)
 
     @property
     def context_ends(self) -> Words:
         """[sequences]."""
-        return self._section(self._sequences + self._layout.num_sequences + 1, self._samples)
+        return self._section(4, self._layout.num_sequences)
 
     @property
     def logit_rows(self) -> Words:
         """[samples]."""
-        return self._section(self._samples, self._samples + self._layout.num_samples)
+        return self._section(5, self._layout.num_samples)
 
     @property
     def sampling(self) -> Words:
-        """[SAMPLING_FIELDS, samples]: see `sampler`."""
-        fields = self._section(self._samples + self._layout.num_samples, self._shared)
-        return fields.reshape(SAMPLING_FIELDS, self._layout.num_samples)
+        """[SAMPLING_FIELDS, samples], each row contiguous; see `sampler`."""
+        stride = _even(self._layout.num_samples)
+        fields = self._section(6, SAMPLING_FIELDS * stride).reshape(SAMPLING_FIELDS, stride)
+        return fields[:, : self._layout.num_samples]
 
     @property
     def shared_blocks(self) -> Words:
         """[1]."""
-        return self._section(self._shared, self._tables)
+        return self._section(7, 1)
 
     @property
     def block_tables(self) -> Words:
         """[sequences, table_width]."""
-        tables = self._section(self._tables, self._copies)
-        return tables.reshape(self._layout.num_sequences, self._layout.table_width)
+        shape = (self._layout.num_sequences, self._layout.table_width)
+        return self._section(8, shape[0] * shape[1]).reshape(shape)
 
     @property
     def copies(self) -> Words:
         """[copies, 2]."""
-        copies = self._section(self._copies, self._copies + 2 * self._layout.num_copies)
-        return copies.reshape(self._layout.num_copies, 2)
+        return self._section(9, 2 * self._layout.num_copies).reshape(self._layout.num_copies, 2)
 
-    def _section(self, first: int, last: int) -> Words:
-        section: Words = self._words[first:last]
+    def _section(self, index: int, num_words: int) -> Words:
+        first = self._layout.offsets[index]
+        section: Words = self._words[first : first + num_words]
         return section
+
+
+def _even(count: int) -> int:
+    """So many words end on 16 bytes."""
+    return count + count % 2
 
 
 @dataclass(frozen=True)

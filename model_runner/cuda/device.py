@@ -89,13 +89,13 @@ class CudaDevice:
         self._queue = queue
         self._pool: KvPool | None = None
         self._sizes = bucket_sizes(min(limits.max_sequences, limits.max_batch_tokens))
-        max_blocks = layout.blocks_for(limits.max_context_length)
+        width = layout.blocks_for(limits.max_context_length)
         # A grant copies at most one block, and a step runs on at most one grant for each sequence.
         most = limits.max_sequences
-        num_words = InputLayout(limits.max_batch_tokens, most, most, max_blocks, most).num_words
+        num_words = InputLayout(limits.max_batch_tokens, most, most, width, most).num_words
         self._words = torch.zeros(num_words, dtype=torch.int64, device=queue.device)
         self._stagings = [Staging(queue, num_words, most) for _ in range(2)]
-        self._graphs = DecodeGraphs(queue, self._words, self._sizes, max_blocks, layout.block_size, decoder.vocab_size)
+        self._graphs = DecodeGraphs(queue, self._words, self._sizes, width, layout.block_size, decoder.vocab_size)
         queue.synchronize()  # the weights and these tensors were filled on other streams
 
     def bind(self, memory: MappedPool, num_blocks: int) -> None:

@@ -39,24 +39,25 @@ class DecodeGraphs:
         queue: captures and replays.
         words: where inputs arrive on the device.
         sizes: numbers of sequences, see `buckets`.
-        max_blocks: entries of the longest block table.
+        width: entries of the longest block table.
         block_size: tokens a block.
         vocab_size: logits of a sequence.
     """
 
     def __init__(
-        self, queue: Queue, words: torch.Tensor, sizes: list[int], max_blocks: int, block_size: int, vocab_size: int
+        self, queue: Queue, words: torch.Tensor, sizes: list[int], width: int, block_size: int, vocab_size: int
     ) -> None:
         self._queue = queue
         self._words = words
         self._sizes = sizes
         self._block_size = block_size
-        self._tables = torch.full((sizes[-1], max_blocks), NULL_BLOCK, dtype=torch.int64, device=queue.device)
+        self._tables = torch.full((sizes[-1], width), NULL_BLOCK, dtype=torch.int64, device=queue.device)
         self._logits = torch.empty(sizes[-1], vocab_size, device=queue.device)
         self._graphs: dict[tuple[int, bool], DecodeGraph] = {}
 
     def capture(self, forward: Forward, pool: KvPool) -> None:
         """Capture `forward` on `pool` for every size, largest first: the smaller ones fit into the memory of that."""
+        self._queue.run(lambda: _forget(self._tables))  # another pool may be smaller than the last
         memory = self._queue.new_graph_memory()
         for size in reversed(self._sizes):
             for shares in (False, True) if size >= MIN_DECODES else (False,):
@@ -97,11 +98,15 @@ class DecodeGraphs:
 
     def _batch(self, inputs: StepInputs, words: torch.Tensor) -> DeviceBatch:
         """The tensors that a graph reads, with upper bounds for what the host does not know of a later step."""
-        size, max_blocks = inputs.layout.num_sequences, self._tables.shape[1]
+        size, width = inputs.layout.num_sequences, self._tables.shape[1]
         batch = view_batch(inputs, words)
         attention = dataclasses.replace(
             batch.attention,
             block_tables=self._tables[:size],
-            context_lengths=[max_blocks * self._block_size] * size,
+            context_lengths=[width * self._block_size] * size,
         )
         return dataclasses.replace(batch, attention=attention)
+
+
+def _forget(tables: torch.Tensor) -> None:
+    tables.fill_(NULL_BLOCK)

@@ -18,6 +18,10 @@ LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, block_size=8, head_dim=1, dtype=
 STOP = 9
 
 
+def zeros(num_words: int) -> np.ndarray:
+    return np.zeros(num_words, np.int64)  # there may be gaps between the sections
+
+
 class Runner:
     """The engine's loop over the real policy; what it samples depends on the sequence and the position alone."""
 
@@ -47,7 +51,7 @@ class Runner:
         """Returns the words that the device is given, and the outputs."""
         self.num_steps += 1
         step = self.scheduler.schedule()
-        inputs = lay_out(step, LAYOUT.block_size)
+        inputs = lay_out(step, LAYOUT.block_size, zeros)
         if self.drafted is not None and self.drafted[0] is step:
             self.num_used += 1
             write_sampled_tokens(self.drafted[1], step)
@@ -61,7 +65,7 @@ class Runner:
         self.drafted = None
         if self.drafts:
             draft = self.scheduler.draft()
-            self.drafted = (draft, lay_out(draft, LAYOUT.block_size))
+            self.drafted = (draft, lay_out(draft, LAYOUT.block_size, zeros))
         return inputs.words.tolist(), self.scheduler.complete(tokens)
 
     @staticmethod

@@ -120,6 +120,15 @@ def test_padding_computes_nothing_and_samples_greedily(seed: int, padding: int) 
     assert not batch.sampling.temperature[num_samples:].any()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_every_section_begins_on_16_bytes(seed: int) -> None:
+    batch = batch_of(random_step(seed))
+    tensors = [value for part in (batch, batch.attention, batch.sampling) for value in vars(part).values()]
+    first = batch.token_ids.data_ptr()
+    pointers = [tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor) and len(tensor)]
+    assert all((pointer - first) % 16 == 0 for pointer in pointers)
+
+
 def test_a_step_of_copies_alone_has_no_tokens() -> None:
     step = Step([], [BlockCopy(0, BlockRef(BlockId(4), 1), BlockRef(BlockId(9), 1), 3)])
     batch = batch_of(step)
