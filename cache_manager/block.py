@@ -1,7 +1,9 @@
 """One block of the pool, and the order in which free blocks are granted."""
 
+from array import array
 from collections.abc import Iterator
 from enum import Enum
+from typing import NamedTuple
 
 from pagekeeper.common.ids import BlockHash, BlockId
 from pagekeeper.common.operations import BlockRef
@@ -11,16 +13,26 @@ class BlockState(Enum):
     """Every block but the null block is in exactly one."""
 
     FREE = "free"
-    """In the free queue; still findable by content (cached) as long as it has a hash."""
+    """In the free queue; still findable (cached) as long as it has a content."""
     LEASED = "leased"
     """Of exactly one session: partly filled, or full and not yet sealed."""
     SEALED = "sealed"
-    """Full, immutable, found by its hash."""
+    """Immutable and findable. Full, unless it is a released sequence's tail that a step copies from."""
     QUARANTINED = "quarantined"
     """Was LEASED by a session that ended without proof that its device work has ended."""
 
     __hash__ = object.__hash__
     """States are counted at every transition, and Enum's own hash is Python code: 10 % of the policy's time."""
+
+
+class Content(NamedTuple):
+    """What the first slots of a block hold for good: all of them, or those of a released sequence's tail."""
+
+    parent: BlockHash
+    """Of everything before the block."""
+    tenant: str
+    token_ids: "array[int]"
+    """32-bit each."""
 
 
 class Block:
@@ -31,7 +43,20 @@ class Block:
     hold does not stop the last table from writing in place.
     """
 
-    __slots__ = ("depth", "generation", "hash", "holds", "id", "next", "previous", "references", "state")
+    __slots__ = (
+        "content",
+        "depth",
+        "generation",
+        "hash",
+        "holds",
+        "id",
+        "newer",
+        "next",
+        "older",
+        "previous",
+        "references",
+        "state",
+    )
 
     def __init__(self, block_id: BlockId) -> None:
         self.id = block_id
@@ -39,12 +64,19 @@ class Block:
         self.state = BlockState.FREE
         self.references = 0
         self.holds = 0
+        self.content: Content | None = None
+        """Set exactly while the block can be found by it, and while a LEASED one is let go that will be once it is
+        FREE."""
         self.hash: BlockHash | None = None
-        """Set exactly while the block can be found by its content."""
+        """Of the content if that fills the block, else None."""
         self.depth = 0
         """Its index in every block table that names it."""
         self.previous: Block = self
         self.next: Block = self
+        """In the free queue."""
+        self.older: Block | None = None
+        self.newer: Block | None = None
+        """Among the findable blocks that begin alike, see `PrefixCache`."""
 
     def __repr__(self) -> str:
         return f"<block {self.id}.{self.generation} {self.state.value} refs={self.references} holds={self.holds}>"
@@ -104,7 +136,7 @@ class FreeQueue:
 
     def append(self, block: Block) -> None:
         """Add a block as the most recently used one of its kind."""
-        if block.hash is None:
+        if block.content is None:
             self._uncached.append(block)
             self.num_uncached += 1
         else:
@@ -112,9 +144,9 @@ class FreeQueue:
             self.num_cached += 1
 
     def remove(self, block: Block) -> None:
-        """Take out a block that is in the queue, wherever it stands. Its hash must be as it was when it was added."""
+        """Take out a block that is in the queue, wherever it stands. Its content must be as when it was added."""
         _Ring.remove(block)
-        if block.hash is None:
+        if block.content is None:
             self.num_uncached -= 1
         else:
             self.num_cached -= 1

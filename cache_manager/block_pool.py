@@ -3,7 +3,7 @@
 Mechanism only. Who asks, and whether he may, is decided in `sequences` and `sessions`.
 """
 
-from cache_manager.block import Block, BlockState, FreeQueue
+from cache_manager.block import Block, BlockState, Content, FreeQueue
 from cache_manager.events import BlocksRemoved, EventListener
 from cache_manager.prefix_cache import PrefixCache
 from cache_manager.stats import Counters
@@ -43,7 +43,7 @@ class BlockPool:
         if block is None:
             raise BugError("no free block")
         self.free_queue.remove(block)
-        if block.hash is not None:
+        if block.content is not None:
             self._counters.evictions += 1
             self._forget([block])
         block.generation += 1
@@ -53,15 +53,18 @@ class BlockPool:
         return block
 
     def share(self, block: Block) -> None:
-        """Let one more block-table entry name a block that is in use or was found by its content."""
-        if block.state is BlockState.FREE:
-            self.free_queue.remove(block)
-            self._enter(block, BlockState.SEALED)
+        """Let one more block-table entry name a block that is in use or was found by its hash."""
+        self._take_back(block)
         self._reference(block)
 
-    def seal(self, block: Block, block_hash: BlockHash) -> None:
+    def hold(self, block: Block) -> None:
+        """Keep a block that was found by its content from being granted, because a step will copy from it."""
+        self._take_back(block)
+        block.holds += 1
+
+    def seal(self, block: Block, content: Content, block_hash: BlockHash) -> None:
         """Make a leased, full block immutable and findable. No other block may have this hash."""
-        self.prefix_cache.add(block, block_hash)
+        self.prefix_cache.add(block, content, block_hash)
         self._enter(block, BlockState.SEALED)
         self._counters.seals += 1
         self._counters.events += 1
@@ -84,16 +87,20 @@ class BlockPool:
         self._drop_reference(block)
 
     def settle(self, block: Block) -> None:
-        """End one hold; the block becomes FREE if nothing else keeps it."""
+        """End one hold; the block becomes FREE if nothing else keeps it, and findable if it has a tail's content."""
         block.holds -= 1
-        if not block.references and not block.holds:
-            self._free(block)
+        if block.references or block.holds:
+            return
+        if block.state is BlockState.LEASED and block.content is not None:
+            self.prefix_cache.add_tail(block, block.content)
+        self._free(block)
 
     def abandon(self, references: list[Block], holds: list[Block], *, quarantine: bool) -> list[Block]:
         """End everything a session has, at once: `references` by its tables' entries, and `holds`.
 
         Blocks that nothing else keeps become FREE, deepest first whichever sequence they were of; with `quarantine`
-        those that the session could write become QUARANTINED instead.
+        those that the session could write become QUARANTINED instead. What was LEASED is not found afterwards: whether
+        the steps that were to fill it have run is not known.
 
         Returns:
             The quarantined blocks, for `release_quarantined`.
@@ -105,11 +112,13 @@ class BlockPool:
         orphans = dict.fromkeys(block for block in (*references, *holds) if not block.references and not block.holds)
         quarantined = []
         for block in sorted(orphans, key=lambda orphan: orphan.depth, reverse=True):
-            if quarantine and block.state is BlockState.LEASED:
-                self._enter(block, BlockState.QUARANTINED)
-                quarantined.append(block)
-            else:
-                self._free(block)
+            if block.state is BlockState.LEASED:
+                block.content = None
+                if quarantine:
+                    self._enter(block, BlockState.QUARANTINED)
+                    quarantined.append(block)
+                    continue
+            self._free(block)
         return quarantined
 
     def release_quarantined(self, blocks: list[Block]) -> None:
@@ -122,9 +131,15 @@ class BlockPool:
         forgotten = [block.hash for block in blocks if block.hash is not None]
         for block in blocks:
             self.prefix_cache.remove(block)
-        self._counters.events += 1
-        if self.listener is not None:
-            self.listener(BlocksRemoved(self._counters.events, forgotten))
+        if forgotten:
+            self._counters.events += 1
+            if self.listener is not None:
+                self.listener(BlocksRemoved(self._counters.events, forgotten))
+
+    def _take_back(self, block: Block) -> None:
+        if block.state is BlockState.FREE:
+            self.free_queue.remove(block)
+            self._enter(block, BlockState.SEALED)
 
     def _free(self, block: Block) -> None:
         self._enter(block, BlockState.FREE)

@@ -11,10 +11,7 @@ from pagekeeper.common.ids import BlockHash
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block was sealed. `parent_hash` is that of the block before it, None for the first one of a sequence.
-
-    These are its token ids' only trace: the pool forgets them once their hash is known.
-    """
+    """A block was sealed. `parent_hash` is that of the block before it, None for the first one of a sequence."""
 
     number: int
     block_hash: BlockHash

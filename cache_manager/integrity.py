@@ -36,7 +36,7 @@ def check_free_queue(pool: BlockPool) -> list[str]:
         One sentence for each broken invariant.
     """
     queue, num_free = list(pool.free_queue), pool.num_in_state[BlockState.FREE]
-    cached = [block.hash is not None for block in queue]
+    cached = [block.content is not None for block in queue]
     broken = [f"{block!r} is in the free queue" for block in queue if block.state is not BlockState.FREE]
     if len(set(queue)) != len(queue) or len(queue) != num_free:
         broken.append(f"{len(queue)} entries are in the free queue, but {num_free} blocks are free")
@@ -101,9 +101,21 @@ def check_blocks(pool: BlockPool, first: int, last: int, sessions: Iterable[Sequ
             broken.append(f"{block!r} is in a state that its references do not allow")
         if block.state is BlockState.LEASED and len(owners[block]) > 1:
             broken.append(f"{block!r} is leased by {len(owners[block])} sessions")
-        if block.hash is not None and pool.prefix_cache.find(block.hash) is not block:
-            broken.append(f"{block!r} has a hash by which another block or none is found")
-        may_be_found = {BlockState.SEALED: (True,), BlockState.FREE: (True, False)}.get(block.state, (False,))
-        if (block.hash is not None) not in may_be_found:
-            broken.append(f"{block!r} {'is' if block.hash else 'is not'} findable by content")
+        broken += _check_content(pool, block)
+    return broken
+
+
+def _check_content(pool: BlockPool, block: Block) -> list[str]:
+    """Check by what a block can be found, and that it is found by that."""
+    broken = []
+    if block.hash is not None and pool.prefix_cache.find(block.hash) is not block:
+        broken.append(f"{block!r} has a hash by which another block or none is found")
+    findable = block.content is not None and block.state is not BlockState.LEASED
+    if findable != pool.prefix_cache.is_linked(block):
+        broken.append(f"{block!r} {'is not' if findable else 'is'} found by its first tokens")
+    may_be_found = {BlockState.SEALED: (True,), BlockState.FREE: (True, False)}.get(block.state, (False,))
+    if findable not in may_be_found or (block.hash is not None and not findable):
+        broken.append(f"{block!r} {'is' if findable else 'is not'} findable by content")
+    if block.content is not None and block.hash is None and block.references:
+        broken.append(f"{block!r} is named by a table, but has the content of a tail that was released")
     return broken

@@ -1,16 +1,18 @@
-"""Finding blocks by their content: the chain hash and the index over it.
+"""Finding blocks by their content: the chain hash, and the indexes of whole blocks and of their beginnings.
 
 A block's hash covers its own tokens and, through its parent's hash, everything before them; at the root stand the
 fingerprint and the layout. Two blocks of one pool with equal hashes therefore hold the same bytes.
 """
 
 import struct
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from itertools import islice
+from typing import NamedTuple
 
-from cache_manager.block import Block
+from cache_manager.block import Block, Content
 from kernels.kv_layout import KvLayout
 from pagekeeper.common.ids import BlockHash
 
@@ -56,17 +58,38 @@ def chain_hashes(parent: BlockHash, tenant: str, token_ids: list[int], block_siz
         yield parent
 
 
+MOST_CANDIDATES = 16
+"""Blocks with the same parent and first token that are compared, newest first: a popular beginning may have thousands,
+and 16 take 6 us."""
+
+_Beginning = tuple[BlockHash, str, int]
+"""Parent, tenant and first token. The tenant is in the parent's hash as well, but not in the root's."""
+
+
+class PartialHit(NamedTuple):
+    """A block whose first `num_tokens` slots hold what was looked for."""
+
+    block: Block
+    num_tokens: int
+
+
 class PrefixCache:
-    """The index from hash to the one block that is found by it: SEALED, or FREE and not yet reused."""
+    """What can be found: SEALED blocks, and FREE ones that have not been reused.
+
+    By its hash each content is found in at most one block. By their first tokens are found full blocks and tails alike;
+    those with the same beginning are linked, newest first, through the blocks themselves.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[BlockHash, Block] = {}
+        self._newest: dict[_Beginning, Block] = {}
+        self._num_tails = 0
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._blocks) + self._num_tails
 
     def find(self, block_hash: BlockHash) -> Block | None:
-        """The block with this content, if there is one."""
+        """The full block with this content, if there is one."""
         return self._blocks.get(block_hash)
 
     def longest_prefix(self, hashes: Iterator[BlockHash], limit: int) -> list[Block]:
@@ -79,13 +102,72 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def add(self, block: Block, block_hash: BlockHash) -> None:
-        """Make `block` findable. There must be no block with this hash."""
+    def partial_hit(self, wanted: Content) -> PartialHit | None:
+        """The block with the most leading tokens of `wanted`, which has one at least; the newest of several."""
+        best, num_tokens = None, 0
+        for block, token_ids in islice(self._beginning_like(wanted), MOST_CANDIDATES):
+            while num_tokens < len(wanted.token_ids) and _agree(token_ids, wanted.token_ids, num_tokens + 1):
+                best, num_tokens = block, num_tokens + 1
+        return None if best is None else PartialHit(best, num_tokens)
+
+    def add(self, block: Block, content: Content, block_hash: BlockHash) -> None:
+        """Make a full block findable. There must be no block with this hash."""
         block.hash = block_hash
         self._blocks[block_hash] = block
+        self._link(block, content)
+
+    def add_tail(self, block: Block, content: Content) -> None:
+        """Make a tail findable, unless another block is found that holds the same: then it has no content."""
+        found = self.partial_hit(content)
+        if found is not None and found.num_tokens == len(content.token_ids):
+            block.content = None
+        else:
+            self._num_tails += 1
+            self._link(block, content)
 
     def remove(self, block: Block) -> None:
-        """Forget the content of a cached block."""
-        if block.hash is not None:
+        """Forget the content of a findable block."""
+        if block.content is None:
+            return
+        if block.hash is None:
+            self._num_tails -= 1
+        else:
             del self._blocks[block.hash]
-            block.hash = None
+        if block.older is not None:
+            block.older.newer = block.newer
+        if block.newer is not None:
+            block.newer.older = block.older
+        elif block.older is not None:
+            self._newest[_beginning(block.content)] = block.older
+        else:
+            del self._newest[_beginning(block.content)]
+        block.content = block.hash = block.older = block.newer = None
+
+    def is_linked(self, block: Block) -> bool:
+        """Whether a findable block stands where it is found by its first tokens."""
+        if block.content is None:
+            return False
+        before = block.newer.older if block.newer else self._newest.get(_beginning(block.content))
+        return before is block and (block.older is None or block.older.newer is block)
+
+    def _beginning_like(self, content: Content) -> Iterator[tuple[Block, "array[int]"]]:
+        block = self._newest.get(_beginning(content))
+        while block is not None and block.content is not None:
+            yield block, block.content.token_ids
+            block = block.older
+
+    def _link(self, block: Block, content: Content) -> None:
+        block.content = content
+        beginning = _beginning(content)
+        block.older = self._newest.get(beginning)
+        if block.older is not None:
+            block.older.newer = block
+        self._newest[beginning] = block
+
+
+def _beginning(content: Content) -> _Beginning:
+    return content.parent, content.tenant, content.token_ids[0]
+
+
+def _agree(one: "array[int]", other: "array[int]", num_tokens: int) -> bool:
+    return one[:num_tokens] == other[:num_tokens]

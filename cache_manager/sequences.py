@@ -1,12 +1,13 @@
 """The sequences of one session, and what each operation does to their block tables."""
 
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
-from cache_manager.block import Block, BlockState
+from cache_manager.block import Block, BlockState, Content
 from cache_manager.block_pool import BlockPool
 from cache_manager.events import BlockStored
-from cache_manager.prefix_cache import chain_hashes
+from cache_manager.prefix_cache import PartialHit, chain_hashes
 from cache_manager.stats import Counters
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.ids import BlockHash, SequenceId
@@ -85,7 +86,10 @@ class Sequences:
         return None
 
     def open(self, operation: Open) -> Opened | Shortage:
-        """Begin a sequence that `refusal_of` has no objection to."""
+        """Begin a sequence that `refusal_of` has no objection to.
+
+        Whole blocks of its prefix are shared. Where they end, the block that agrees with it for the longest is copied.
+        """
         tokens, size = operation.token_ids, self.block_size
         hashes = chain_hashes(self.root, operation.tenant, tokens, size)
         hits = self.pool.prefix_cache.longest_prefix(hashes, operation.max_cached_tokens // size)
@@ -94,10 +98,14 @@ class Sequences:
         if needed > self.pool.num_free:
             return self.shortage(needed)
 
+        partial = self._partial_hit(operation, hits, spare=self.pool.num_free > needed)
         for block in hits:
             self.pool.share(block)
-        num_cached = len(hits) * size
-        sequence = Sequence(operation.tenant, num_cached, hits, len(hits))
+        num_shared, num_cached = len(hits), len(hits) * size
+        if partial is not None:
+            self._hold(partial.block)
+            num_cached += partial.num_tokens
+        sequence = Sequence(operation.tenant, num_cached, hits, num_shared)
         self.by_id[operation.sequence] = sequence
         self._grow(sequence, min(num_cached + operation.max_new_tokens, len(tokens)))
         if operation.reopen:
@@ -106,7 +114,12 @@ class Sequences:
             self.counters.lookups += 1
         self.counters.queried_tokens += len(tokens)
         self.counters.hit_tokens += num_cached
-        return Opened(num_cached, [block.ref for block in sequence.blocks])
+        refs = [block.ref for block in sequence.blocks]
+        if partial is None:
+            return Opened(num_cached, refs)
+        return Opened(
+            num_cached, refs, [BlockCopy(num_shared, partial.block.ref, refs[num_shared], partial.num_tokens)]
+        )
 
     def most_needed(self, operation: Open) -> int:
         """Blocks that must be free for an Open that finds nothing in use: its whole length and the watermark."""
@@ -148,21 +161,21 @@ class Sequences:
                 return Refused(f"block {named.id}.{named.generation} is stale: the entry names {block!r}")
         if not _are_token_ids(operation.token_ids):
             return _not_token_ids()
-        parent = sequence.blocks[first - 1].hash if first else self.root
-        if parent is None:
-            raise BugError(f"{sequence.blocks[first - 1]!r} is counted as sealed")
+        parent = self._hash_before(sequence.blocks, first)
         hashes = list(chain_hashes(parent, sequence.tenant, operation.token_ids, size))
-        for block, content in zip(blocks, hashes, strict=True):
-            if block.hash is not None and block.hash != content:
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            if block.hash is not None and block.hash != block_hash:
                 return Refused(f"{block!r} was sealed with other tokens")
 
         listener = self.pool.listener
-        for index, content in enumerate(hashes, first):
-            is_new = self._seal_entry(sequence, index, content)
+        for index, block_hash in enumerate(hashes, first):
+            token_ids = operation.token_ids[(index - first) * size : (index - first + 1) * size]
+            content = Content(parent, sequence.tenant, array("I", token_ids))
+            is_new = self._seal_entry(sequence, index, content, block_hash)
             if is_new and listener is not None:
-                parent_hash = sequence.blocks[index - 1].hash if index else None
-                token_ids = operation.token_ids[(index - first) * size : (index - first + 1) * size]
-                listener(BlockStored(self.counters.events, content, parent_hash, sequence.tenant, token_ids))
+                parent_hash = parent if index else None
+                listener(BlockStored(self.counters.events, block_hash, parent_hash, sequence.tenant, token_ids))
+            parent = block_hash
         sequence.num_sealed += count
         sequence.length = max(sequence.length, sequence.num_sealed * size)
         return Sealed([block.ref for block in sequence.blocks[first : first + count]])
@@ -186,7 +199,10 @@ class Sequences:
         return Forked()
 
     def release(self, operation: Release) -> Released | Refused:
-        """End a sequence, or give up a refused Open. Sealed blocks stay findable until they are granted anew."""
+        """End a sequence, or give up a refused Open.
+
+        Sealed blocks stay findable until they are granted anew, and so does its tail from the moment when it is FREE.
+        """
         if operation.sequence in self.refused_opens:
             self.refused_opens.remove(operation.sequence)
             return Released()
@@ -198,6 +214,8 @@ class Sequences:
             return Refused(f"sequence {operation.sequence} has no {tail} tokens after its last full block")
         if not _are_token_ids(operation.tail_token_ids):
             return _not_token_ids()
+        if tail:
+            self._keep_tail(sequence, operation.tail_token_ids)
         self._truncate(sequence, 0)
         del self.by_id[operation.sequence]
         return Released()
@@ -224,6 +242,34 @@ class Sequences:
             own[block] = own.get(block, 0) + 1
         return sum(not block.references and block.holds == count for block, count in own.items())
 
+    def _hash_before(self, blocks: list[Block], index: int) -> BlockHash:
+        """What a block at `index` of this table follows, if all before it are sealed."""
+        parent = blocks[index - 1].hash if index else self.root
+        if parent is None:
+            raise BugError(f"{blocks[index - 1]!r} is counted as sealed")
+        return parent
+
+    def _partial_hit(self, operation: Open, hits: list[Block], *, spare: bool) -> PartialHit | None:
+        """What to copy into the block after the hits. A FREE source is then held, so only if there is one to spare."""
+        first = len(hits) * self.block_size
+        last = min(first + self.block_size, operation.max_cached_tokens)
+        token_ids = array("I", operation.token_ids[first:last])
+        if not token_ids:
+            return None
+        wanted = Content(self._hash_before(hits, len(hits)), operation.tenant, token_ids)
+        found = self.pool.prefix_cache.partial_hit(wanted)
+        return found if found is None or spare or found.block.state is not BlockState.FREE else None
+
+    def _keep_tail(self, sequence: Sequence, token_ids: list[int]) -> None:
+        """Let the block after the sealed ones be found by its tokens once it is FREE.
+
+        Not while another table names it: that one may write it, and its own release says what it holds then.
+        """
+        block = sequence.blocks[sequence.num_sealed]
+        if block.state is BlockState.LEASED and block.references == 1:
+            parent = self._hash_before(sequence.blocks, sequence.num_sealed)
+            block.content = Content(parent, sequence.tenant, array("I", token_ids))
+
     def _grow(self, sequence: Sequence, length: int) -> None:
         for index in range(len(sequence.blocks), self._blocks_for(length)):
             sequence.blocks.append(self.pool.grant(index))
@@ -243,14 +289,14 @@ class Sequences:
         self.counters.copy_on_write += 1
         return BlockCopy(index, source.ref, destination.ref, sequence.length % self.block_size)
 
-    def _seal_entry(self, sequence: Sequence, index: int, content: BlockHash) -> bool:
+    def _seal_entry(self, sequence: Sequence, index: int, content: Content, block_hash: BlockHash) -> bool:
         """Seal or fold one entry. Returns whether the content was found nowhere before."""
         block = sequence.blocks[index]
         if block.state is BlockState.SEALED:
             return False
-        older = self.pool.prefix_cache.find(content)
+        older = self.pool.prefix_cache.find(block_hash)
         if older is None:
-            self.pool.seal(block, content)
+            self.pool.seal(block, content, block_hash)
             return True
         self.pool.share(older)
         sequence.blocks[index] = older
@@ -266,6 +312,10 @@ class Sequences:
     def _truncate(self, sequence: Sequence, num_blocks: int) -> None:
         while len(sequence.blocks) > num_blocks:
             self._let_go(sequence.blocks.pop())
+
+    def _hold(self, block: Block) -> None:
+        self.pool.hold(block)
+        self.holds.append((self.step + 1, block))
 
     def _let_go(self, block: Block) -> None:
         self.pool.let_go(block)

@@ -16,13 +16,13 @@ class Counters:
     queried_tokens: int = 0
     """Tokens of all opened sequences."""
     hit_tokens: int = 0
-    """Of them, tokens that came out of the cache."""
+    """Of them, tokens that came out of the cache, shared or copied."""
     evictions: int = 0
     """Cached blocks granted anew."""
     forks: int = 0
     """Children made."""
     copy_on_write: int = 0
-    """Blocks granted as copies."""
+    """Copies of shared tails, made before a write."""
     seals: int = 0
     """Blocks that became SEALED."""
     folds: int = 0

@@ -150,7 +150,7 @@ def test_a_prefix_that_one_runner_computed_is_found_by_the_other(model: LoadedMo
         other.wait(second)
         settle(pool)
     assert second.token_ids == first.token_ids
-    assert second.sequence.num_cached_tokens == 56
+    assert second.sequence.num_cached_tokens == 63
 
 
 def test_when_one_runner_ends_in_the_middle_the_other_gets_its_blocks(model: LoadedModel) -> None:

@@ -60,7 +60,7 @@ def test_case_04_a_warm_prefix_changes_no_answer(engine: EngineUnderTest) -> Non
     engine.wait(warm)
     assert warm.token_ids == cold.token_ids
     assert cold.sequence.num_cached_tokens == 0
-    assert warm.sequence.num_cached_tokens == 56  # the last block would have to be rewritten for its last token
+    assert warm.sequence.num_cached_tokens == 63  # the last token is computed in any case
     assert warm.sequence.num_recomputed_tokens == 0
 
 

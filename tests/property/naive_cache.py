@@ -5,6 +5,7 @@ shared, copied, folded, evicted or granted anew at the wrong moment is noticed b
 """
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from cache_manager.events import BlocksRemoved, BlockStored, CacheEvent
@@ -42,6 +43,47 @@ class NaiveSequence:
     def block_content(self, index: int) -> Content:
         return self.content((index + 1) * BLOCK_SIZE - 1)
 
+    @property
+    def tail(self) -> list[int]:
+        """Tokens that a Release names."""
+        return self.tokens[self.num_sealed * BLOCK_SIZE : self.computed][: BLOCK_SIZE - 1]
+
+
+class NaiveFindable:
+    """What can be found by its tokens: full blocks and tails."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[Content, int] = {}
+        self.tails: dict[int, Content] = {}
+
+    def all(self) -> set[int]:
+        return {*self.blocks.values(), *self.tails}
+
+    def keep(self, block_ids: set[int]) -> None:
+        """Forget all others."""
+        self.blocks = {content: block for content, block in self.blocks.items() if block in block_ids}
+        self.tails = {block: content for block, content in self.tails.items() if block in block_ids}
+
+    def add_tail(self, block: int, tail: Content) -> None:
+        """As long as nothing that is found begins with the same tokens."""
+        tenant, history = tail
+        index, length = divmod(len(history) - 1, BLOCK_SIZE)
+        if length + 1 not in self.common(tenant, list(history), index, len(history)).values():
+            self.tails[block] = tail
+
+    def common(self, tenant: str, tokens: list[int], index: int, most: int) -> dict[int, int]:
+        """How many tokens at most, from block `index` of a sequence on, stand in which block at that place."""
+        first, found = index * BLOCK_SIZE, {}
+        for (owner, history), block in [*self.blocks.items(), *((tail, block) for block, tail in self.tails.items())]:
+            if (
+                owner == tenant
+                and (len(history) - 1) // BLOCK_SIZE == index
+                and history[:first] == tuple(tokens[:first])
+            ):
+                pairs = zip(history[first:], tokens[first:most], strict=False)
+                found[block] = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        return found
+
 
 @dataclass
 class Step:
@@ -55,10 +97,13 @@ class Step:
 @dataclass
 class NaiveSession:
     driver: PolicySession
+    findable: NaiveFindable
     sequences: dict[int, NaiveSequence] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     """Opens answered with Shortage and not given up."""
     holds: list[tuple[int, int]] = field(default_factory=list)
+    tails: dict[int, Content] = field(default_factory=dict)
+    """Released, but still held."""
     planned_copies: list[BlockCopy] = field(default_factory=list)
     step: int = 0
     completed_step: int = 0
@@ -68,7 +113,10 @@ class NaiveSession:
 
     def end_holds(self) -> None:
         """What the next message does before anything else."""
-        self.holds = [(step, block) for step, block in self.holds if step > self.completed_step]
+        while self.holds and self.holds[0][0] <= self.completed_step:
+            _, block = self.holds.pop(0)
+            if block in self.tails and all(block != held for _, held in self.holds):
+                self.findable.add_tail(block, self.tails.pop(block))
 
     def send(self, *operations: Operation) -> list[Result]:
         """The next message. The holds that it begins are the caller's to add."""
@@ -76,7 +124,7 @@ class NaiveSession:
         self.end_holds()
         return self.driver.message(self.step, self.completed_step, *operations)
 
-    def let_go(self, block: BlockRef) -> None:
+    def hold(self, block: BlockRef) -> None:
         self.holds.append((self.step + 1, block.id))
 
     def blocks(self) -> set[int]:

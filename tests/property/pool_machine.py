@@ -23,7 +23,15 @@ from pagekeeper.common.operations import (
     Shortage,
 )
 from tests.fakes.policy_session import BLOCK_SIZE, PolicySession, tiny_policy
-from tests.property.naive_cache import Content, NaiveIndex, NaiveMemory, NaiveSequence, NaiveSession, NaiveTickets, Step
+from tests.property.naive_cache import (
+    NaiveFindable,
+    NaiveIndex,
+    NaiveMemory,
+    NaiveSequence,
+    NaiveSession,
+    NaiveTickets,
+    Step,
+)
 
 NUM_BLOCKS = 8
 WATERMARK = 1
@@ -31,6 +39,7 @@ LAPSE_AFTER = 12
 """So few messages that some tickets lapse within an example."""
 MOST_BLOCKS = NUM_BLOCKS - 1 - WATERMARK
 
+TENANT = st.sampled_from("aab")
 TOKEN = st.integers(0, 1)
 WHICH = st.integers(0, 1)
 ONE_IN_FOUR = st.integers(0, 3)
@@ -58,10 +67,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.policy._tickets = OpenTickets(LAPSE_AFTER)
         self.index = NaiveIndex()
         self.policy.listen(self.index.listen)
-        self.sessions = [NaiveSession(PolicySession(self.policy)) for _ in range(2)]
+        self.findable = NaiveFindable()
+        self.sessions = [NaiveSession(PolicySession(self.policy), self.findable) for _ in range(2)]
         self.ended: list[NaiveSession] = []
         self.limbo: list[tuple[list[NaiveSession], set[int]]] = []
-        self.findable: dict[Content, int] = {}
         self.generations = [0] * NUM_BLOCKS
         self.last_sequence = 0
 
@@ -82,7 +91,7 @@ class PoolMachine(RuleBasedStateMachine):
         return sum(ref.id == block for sequence in sequences for ref in sequence.table)
 
     def is_sealed(self, block: int) -> bool:
-        return block in self.findable.values()
+        return block in self.findable.blocks.values()
 
     def send(self, session: NaiveSession, operation: Open | Extend | Seal | Fork | Release) -> Result:
         (result,) = session.send(operation)
@@ -102,7 +111,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert all(ref_id not in blocks for _, blocks in self.limbo), f"block {ref_id} was granted from quarantine"
         assert generation > self.generations[ref_id]
         self.generations[ref_id] = generation
-        self.findable = {content: block for content, block in self.findable.items() if block != ref_id}
+        self.findable.keep(self.findable.all() - {ref_id})
 
     def busy(self, which: int) -> NaiveSession:
         return self.sessions[which] if self.sessions[which].sequences else self.sessions[1 - which]
@@ -115,7 +124,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(
         which=WHICH,
-        tenant=st.sampled_from("aab"),
+        tenant=TENANT,
         prompt=PROMPT,
         chunk=st.integers(1, 100),
         all_but=st.integers(0, 1),
@@ -128,11 +137,12 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             name = self.last_sequence = self.last_sequence + 1
         sequence = NaiveSequence(tenant, prompt, [], 0, 0, 0, 0)
-        most_cached = (len(prompt) - all_but) // BLOCK_SIZE
+        most_cached = len(prompt) - all_but
         session.end_holds()
         hits: list[int] = []
-        while len(hits) < most_cached and sequence.block_content(len(hits)) in self.findable:
-            hits.append(self.findable[sequence.block_content(len(hits))])
+        while len(hits) < most_cached // BLOCK_SIZE and sequence.block_content(len(hits)) in self.findable.blocks:
+            hits.append(self.findable.blocks[sequence.block_content(len(hits))])
+        common = self.findable.common(tenant, prompt, len(hits), most_cached)
         free, in_use = self.num_free(), self.in_use()
         needed = blocks_for(len(prompt)) + WATERMARK
 
@@ -152,23 +162,41 @@ class PoolMachine(RuleBasedStateMachine):
             assert isinstance(result, Opened)
             self.tickets.withdraw(session, name)
             session.refused.discard(name)
-            cached = len(hits) * BLOCK_SIZE
+            self.copied_from_the_best(session, result, common, len(hits), needed < free, in_use)
+            cached = len(hits) * BLOCK_SIZE + sum(copy.num_tokens for copy in result.copies)
             sequence.named = min(cached + chunk, len(prompt))
             assert result.num_cached_tokens == cached
             assert [ref.id for ref in result.blocks[: len(hits)]] == hits
             assert len(result.blocks) == blocks_for(sequence.named)
-            assert result.copies == []
+            sources = [copy.source.id for copy in result.copies]
             for position in range(cached):
-                content = self.memory.slots[hits[position // BLOCK_SIZE]][position % BLOCK_SIZE]
+                content = self.memory.slots[[*hits, *sources][position // BLOCK_SIZE]][position % BLOCK_SIZE]
                 assert content == sequence.content(position), "a hit holds something else"
             for ref in result.blocks[len(hits) :]:
-                self.granted(ref.id, ref.generation, in_use | set(hits))
+                self.granted(ref.id, ref.generation, in_use.union(hits, sources))
             sequence.table = result.blocks
             sequence.computed = cached
             sequence.num_sealed = len(hits)
             sequence.writable = len(result.blocks) * BLOCK_SIZE
             session.sequences[name] = sequence
         self.after_message(session)
+
+    def copied_from_the_best(
+        self, session: NaiveSession, opened: Opened, common: dict[int, int], index: int, spare: bool, in_use: set[int]
+    ) -> None:
+        """The longest common beginning is copied, unless its source is free and would be missed."""
+        longest = max(common.values(), default=0)
+        best = {block for block, length in common.items() if length == longest > 0}
+        if not opened.copies:
+            assert not best or not (spare or best <= in_use), "something could have been copied"
+            return
+        (copy,) = opened.copies
+        assert copy.source.id in best
+        assert copy.source.generation == self.generations[copy.source.id]
+        assert spare or copy.source.id in in_use
+        assert copy == BlockCopy(index, copy.source, opened.blocks[index], longest)
+        session.planned_copies.append(copy)
+        session.hold(copy.source)
 
     @BUSY
     @rule(which=WHICH, data=st.data())
@@ -201,7 +229,7 @@ class PoolMachine(RuleBasedStateMachine):
                 assert result.copies == [BlockCopy(kept - 1, tail, destination, sequence.named % BLOCK_SIZE)]
                 self.granted(destination.id, destination.generation, in_use)
                 session.planned_copies.append(result.copies[0])
-                session.let_go(tail)
+                session.hold(tail)
                 sequence.table[-1] = destination
             else:
                 assert result.copies == []
@@ -221,7 +249,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def cut_back(self, session: NaiveSession, sequence: NaiveSequence, num_tokens: int) -> None:
         while len(sequence.table) > blocks_for(num_tokens):
-            session.let_go(sequence.table.pop())
+            session.hold(sequence.table.pop())
         sequence.named = sequence.writable = num_tokens
         sequence.computed = min(sequence.computed, num_tokens)
         sequence.tokens = sequence.tokens[: max(num_tokens, sequence.computed)]
@@ -237,10 +265,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert isinstance(result, Sealed)
         for index, (before, after) in enumerate(zip(refs, result.blocks, strict=True), first):
             content = sequence.block_content(index)
-            assert after.id == self.findable.setdefault(content, before.id)
+            assert after.id == self.findable.blocks.setdefault(content, before.id)
             assert self.memory.slots[after.id][-1] == content
             if after != before:
-                session.let_go(before)
+                session.hold(before)
                 sequence.table[index] = after
         sequence.num_sealed += count
         sequence.named = max(sequence.named, sequence.num_sealed * BLOCK_SIZE)
@@ -276,11 +304,19 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(which=WHICH, data=st.data())
     def release(self, which: int, data: st.DataObject) -> None:
         session = self.busy(which)
-        name, sequence = self.pick(data, session)
-        tail = sequence.tokens[sequence.num_sealed * BLOCK_SIZE : sequence.computed][: BLOCK_SIZE - 1]
+        name, _ = self.pick(data, session)
+        self.release_one(session, name)
+
+    def release_one(self, session: NaiveSession, name: int) -> None:
+        sequence = session.sequences[name]
+        tail = sequence.tail
+        if tail:
+            block = sequence.table[sequence.num_sealed].id
+            if self.references(block) == 1 and not self.is_sealed(block):
+                session.tails[block] = sequence.content(sequence.num_sealed * BLOCK_SIZE + len(tail) - 1)
         assert self.send(session, Release(name, tail)) == Released()
         for ref in session.sequences.pop(name).table:
-            session.let_go(ref)
+            session.hold(ref)
         self.after_message(session)
 
     @precondition(lambda self: any(session.refused for session in self.sessions))
@@ -300,8 +336,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         num_cached = self.policy.stats().pool.cached_blocks
         assert sum(self.policy.flush()) == num_cached
-        in_use = self.in_use()
-        self.findable = {content: block for content, block in self.findable.items() if block in in_use}
+        self.findable.keep(self.in_use())
 
     # Steps
 
@@ -309,7 +344,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(which=WHICH, data=st.data())
     def launch(self, which: int, data: st.DataObject) -> None:
         """A step begins; the one before it has ended, and what that filled is sealed, now or later."""
-        which = self.sessions.index(self.busy(which))
+        self.launch_step(self.sessions.index(self.busy(which)), data)
+
+    def launch_step(self, which: int, data: st.DataObject) -> None:
         self.finish(which)
         session = self.sessions[which]
         for name, sequence in session.sequences.items():
@@ -328,6 +365,23 @@ class PoolMachine(RuleBasedStateMachine):
             sequence.in_flight_to = until
         step.reads += step.writes
         session.in_flight = step
+
+    @rule(which=WHICH, tenant=TENANT, prompt=PROMPT, data=st.data(), odds=ONE_IN_FOUR, dies=ONE_IN_FOUR)
+    def serve(self, which: int, tenant: str, prompt: list[int], data: st.DataObject, odds: int, dies: int) -> None:
+        """A short request, until what it leaves behind can be found, or is lost."""
+        if odds:
+            return
+        self.open(which, tenant, prompt, chunk=100, all_but=1, retry=False)
+        session = self.sessions[which]
+        if self.last_sequence in session.sequences:
+            self.launch_step(which, data)
+            self.finish(which)
+            self.release_one(session, self.last_sequence)
+            if not dies:
+                self.die(which, quarantine=False, odds=0)
+                return
+            self.launch_step(which, data)
+            self.finish_and_report(which)
 
     @precondition(lambda self: any(session.in_flight for session in self.sessions))
     @rule(which=WHICH)
@@ -362,9 +416,9 @@ class PoolMachine(RuleBasedStateMachine):
             self.tickets.withdraw(each)
         self.policy.detach(session.driver.epoch, quarantine=quarantine)
         if quarantine:
-            writable = {block for each in dead for block in each.blocks() if not self.is_sealed(block)}
+            writable = {block for each in dead for block in each.blocks() - self.findable.all()}
             self.limbo.append((dead, writable))
-        self.sessions[which] = NaiveSession(PolicySession(self.policy))
+        self.sessions[which] = NaiveSession(PolicySession(self.policy), self.findable)
 
     @precondition(lambda self: self.limbo)
     @rule()
@@ -384,7 +438,9 @@ class PoolMachine(RuleBasedStateMachine):
             return
         self.finish(which)
         self.tickets.withdraw(old)
-        self.sessions[which] = NaiveSession(PolicySession(self.policy, supersedes=old.driver), supersedes=old)
+        self.sessions[which] = NaiveSession(
+            PolicySession(self.policy, supersedes=old.driver), self.findable, supersedes=old
+        )
 
     # Always
 
@@ -394,7 +450,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.policy._pool.prefix_cache._blocks.keys() == self.index.hashes
         stats = self.policy.stats()
         assert stats.counters.events == self.index.last_number
-        assert stats.pool.cached_blocks == len(set(self.findable.values()) - self.in_use())
+        assert stats.pool.cached_blocks == len(self.findable.all() - self.in_use())
         assert stats.pool.free_blocks == self.num_free()
         sequences = [
             sequence for session in (*self.sessions, *self.superseded()) for sequence in session.sequences.values()

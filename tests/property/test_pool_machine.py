@@ -1,5 +1,6 @@
 """Two runners at a tiny pool against a naive model; and bugs planted to see that they are caught."""
 
+from array import array
 from collections.abc import Callable
 
 import pytest
@@ -7,10 +8,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from cache_manager import prefix_cache
-from cache_manager.block import Block
+from cache_manager.block import Block, BlockState, Content
 from cache_manager.block_pool import BlockPool
 from cache_manager.prefix_cache import PrefixCache
-from cache_manager.sequences import Sequences
+from cache_manager.sequences import Sequence, Sequences
 from cache_manager.tickets import OpenTickets
 from tests.property.pool_machine import PoolMachine
 
@@ -77,6 +78,49 @@ def _admit_younger_opens_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenTickets, "may_try", lambda self, epoch, sequence: True)
 
 
+def _let_the_source_of_a_copy_be_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sequences, "_hold", lambda self, block: None)
+
+
+def _take_the_last_block_for_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    partial_hit = Sequences._partial_hit
+    monkeypatch.setattr(
+        Sequences, "_partial_hit", lambda self, operation, hits, spare: partial_hit(self, operation, hits, spare=True)
+    )
+
+
+def _forget_the_tenant_of_a_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "_beginning", lambda content: (content.parent, "", content.token_ids[0]))
+
+
+def _believe_a_release_while_another_table_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep_tail(sequences: Sequences, sequence: Sequence, token_ids: list[int]) -> None:
+        block = sequence.blocks[sequence.num_sealed]
+        if block.state is BlockState.LEASED:
+            parent = sequences._hash_before(sequence.blocks, sequence.num_sealed)
+            block.content = Content(parent, sequence.tenant, array("I", token_ids))
+
+    monkeypatch.setattr(Sequences, "_keep_tail", keep_tail)
+
+
+def _keep_the_tails_of_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    abandon = BlockPool.abandon
+
+    def abandon_but_keep(
+        pool: BlockPool, references: list[Block], holds: list[Block], *, quarantine: bool
+    ) -> list[Block]:
+        tails = {block: block.content for block in holds if block.state is BlockState.LEASED and block.content}
+        quarantined = abandon(pool, references, holds, quarantine=quarantine)
+        for block, content in tails.items():
+            if block.state is BlockState.FREE:
+                pool.free_queue.remove(block)
+                pool.prefix_cache.add_tail(block, content)
+                pool.free_queue.append(block)
+        return quarantined
+
+    monkeypatch.setattr(BlockPool, "abandon", abandon_but_keep)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -88,6 +132,11 @@ def _admit_younger_opens_first(monkeypatch: pytest.MonkeyPatch) -> None:
         _keep_the_generation,
         _free_the_quarantined_at_once,
         _admit_younger_opens_first,
+        _let_the_source_of_a_copy_be_granted,
+        _take_the_last_block_for_a_source,
+        _forget_the_tenant_of_a_tail,
+        _believe_a_release_while_another_table_may_write,
+        _keep_the_tails_of_the_dead,
     ],
 )
 def test_the_machine_catches_a_planted_bug(plant: Callable[[pytest.MonkeyPatch], None]) -> None:

@@ -1,11 +1,13 @@
-from cache_manager.block import Block, FreeQueue
+from array import array
+
+from cache_manager.block import Block, Content, FreeQueue
 from pagekeeper.common.ids import BlockHash, BlockId
 
 
 def _block(block_id: int, *, cached: bool = False) -> Block:
     block = Block(BlockId(block_id))
     if cached:
-        block.hash = BlockHash(bytes([block_id]) * 32)
+        block.content = Content(BlockHash(bytes(32)), "tenant", array("I", [block_id]))
     return block
 
 

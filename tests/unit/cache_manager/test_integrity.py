@@ -1,11 +1,12 @@
 """The audit finds what it is there to find."""
 
+from array import array
 from collections.abc import Callable
 
 import pytest
 
 from cache_manager import state
-from cache_manager.block import BlockState
+from cache_manager.block import BlockState, Content
 from cache_manager.block_pool import BlockPool
 from pagekeeper.common.ids import BlockHash, BlockId
 from pagekeeper.common.operations import Fork, Release, Seal
@@ -66,7 +67,8 @@ def _forget_a_sealed_block(pool: BlockPool, _: PolicySession) -> None:
 
 
 def _index_a_leased_block(pool: BlockPool, _: PolicySession) -> None:
-    pool.prefix_cache.add(_named(pool, BlockState.LEASED)[0], BlockHash(bytes(32)))
+    content = Content(BlockHash(bytes(32)), "tenant", array("I", tokens(1)))
+    pool.prefix_cache.add(_named(pool, BlockState.LEASED)[0], content, BlockHash(bytes(32)))
 
 
 def _put_the_null_block_into_the_pool(pool: BlockPool, _: PolicySession) -> None:

@@ -1,7 +1,8 @@
+from array import array
 from dataclasses import replace
 from hashlib import sha256
 
-from cache_manager.block import Block
+from cache_manager.block import Block, Content
 from cache_manager.prefix_cache import PrefixCache, block_hash, chain_hashes, root_hash
 from pagekeeper.common.ids import BlockHash, BlockId
 from pagekeeper.common.operations import Seal
@@ -9,6 +10,10 @@ from tests.fakes.local_cache import FINGERPRINT, TINY_LAYOUT
 from tests.fakes.policy_session import PolicySession, opening, tiny_policy, tokens
 
 ROOT = root_hash(FINGERPRINT, TINY_LAYOUT)
+
+
+def _content(token_ids: list[int], tenant: str = "tenant") -> Content:
+    return Content(ROOT, tenant, array("I", token_ids))
 
 
 def test_the_root_covers_every_field_of_fingerprint_and_layout() -> None:
@@ -74,7 +79,7 @@ def test_the_longest_prefix_ends_at_the_first_block_that_is_missing() -> None:
     hashes = list(chain_hashes(ROOT, "tenant", tokens(4), 8))
     blocks = [Block(BlockId(index + 1)) for index in range(4)]
     for index in (0, 1, 3):
-        cache.add(blocks[index], hashes[index])
+        cache.add(blocks[index], _content(tokens(1)), hashes[index])
     assert cache.longest_prefix(iter(hashes), 4) == blocks[:2]
     assert cache.longest_prefix(iter(hashes), 1) == blocks[:1]
     assert cache.longest_prefix(iter(hashes), 0) == []
@@ -89,7 +94,7 @@ def test_hashes_after_a_miss_are_not_computed() -> None:
 def test_a_removed_block_is_not_found() -> None:
     cache = PrefixCache()
     block = Block(BlockId(1))
-    cache.add(block, ROOT)
+    cache.add(block, _content(tokens(1)), ROOT)
     assert cache.find(ROOT) is block
     cache.remove(block)
     assert cache.find(ROOT) is None

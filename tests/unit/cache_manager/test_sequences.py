@@ -56,11 +56,11 @@ def test_an_open_takes_the_longest_sealed_prefix() -> None:
     assert session.do(Open(3, "tenant", tokens(4), 32, 1)) == Opened(24, _refs(1, 2, 3, 6))
 
 
-def test_an_open_takes_no_more_than_the_whole_blocks_it_allows() -> None:
+def test_an_open_takes_no_more_tokens_than_it_allows() -> None:
     session = PolicySession(tiny_policy(12))
     _sealed(session, 1, tokens(2))
-    assert session.do(Open(2, "tenant", tokens(2), 15, 16)) == Opened(8, _refs(1, 3))
-    assert session.do(Open(3, "tenant", tokens(2), 7, 16)) == Opened(0, _refs(4, 5))
+    assert session.do(Open(2, "tenant", tokens(2), 8, 16)) == Opened(8, _refs(1, 3))
+    assert session.do(Open(3, "tenant", tokens(2), 0, 16)) == Opened(0, _refs(4, 5))
 
 
 def test_another_tenant_finds_nothing() -> None:
@@ -213,8 +213,7 @@ def test_a_fold_takes_a_cached_block_back_into_use() -> None:
     _sealed(session, 1, tokens(2))
     session.do(Release(1))
     session.idle()
-    # The last token is computed in any case, so a full hit leaves the last block out.
-    assert session.do(Open(2, "tenant", tokens(2), 15, 8)) == Opened(8, _refs(1, 3))
+    assert session.do(Open(2, "tenant", tokens(2), 8, 8)) == Opened(8, _refs(1, 3))
     assert session.do(Seal(2, tokens(2)[8:], _refs(3))) == Sealed(_refs(2))
 
 
