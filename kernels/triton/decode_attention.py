@@ -140,7 +140,7 @@ def attend_decodes(
         ValueError: head_dim is not a multiple of 16, or more than 256.
     """
     if batch.num_decodes:
-        plan = plan_decodes(_shape(query, kv_pool, batch, params), find_device(query.device))
+        plan = plan_decodes(plan_shape(query, kv_pool, batch, params), find_device(query.device))
         launch_decodes(plan, out, query, kv_pool, layer, batch, params)
 
 
@@ -214,7 +214,7 @@ def launch_decodes(
         launch_merge(plan, out, partials, log_sums, shared_blocks, batch, params, num_kv_heads, block_size)
 
 
-def _shape(query: torch.Tensor, kv_pool: KvPool, batch: AttentionBatch, params: AttentionParams) -> DecodeShape:
+def plan_shape(query: torch.Tensor, kv_pool: KvPool, batch: AttentionBatch, params: AttentionParams) -> DecodeShape:
     _, _, _, num_kv_heads, block_size, head_dim = kv_pool.blocks.shape
     longest = max(batch.context_lengths[: batch.num_decodes])
     if params.sliding_window is not None:
