@@ -10,6 +10,10 @@ import torch
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
 from kernels.triton.copy_blocks import copy_blocks
+from model_runner.device import view_pool
+from pagekeeper.common.operations import Extend, Fork
+from tests.fakes.local_cache import TINY_LAYOUT, LocalPool
+from tests.fakes.policy_session import opening, tokens
 
 LAYOUTS = [
     KvLayout(1, 1, 8, 1, "float8_e4m3fn"),  # 48 bytes, the fewest of all
@@ -62,3 +66,21 @@ def test_case_03_blocks_beyond_two_gibibytes_are_copied() -> None:
     assert torch.equal(pool.raw[high], pool.raw[1])
     assert torch.equal(pool.raw[high + 1], pool.raw[1])
     assert pool.raw[high - 1].count_nonzero() == 0
+
+
+def test_case_24_writing_a_fork_that_the_kernel_copied_leaves_the_parents_bytes_alone() -> None:
+    """Case 24, with the copy kernel on a pool that the manager granted: fork mid-block, copy, write the child."""
+    cache = LocalPool(12).attach()
+    pool = view_pool(cache.memory, TINY_LAYOUT, cache.granted.num_blocks)
+    cache.send(1, 0, [opening(1, tokens(1.5))])
+    parent = [block.id for block in cache.receive(0)[0].blocks]
+    pool.blocks[parent] = torch.randn(len(parent), *TINY_LAYOUT.block_shape)
+    before = pool.raw[parent].clone()
+
+    cache.send(2, 1, [Fork(1, 12, [2]), Extend(2, 20)])
+    (copy,) = cache.receive(0)[1].copies
+    copy_blocks(pool, torch.tensor([[copy.source.id, copy.destination.id]]))
+    assert copy.source.id in parent
+    assert torch.equal(pool.raw[copy.destination.id], pool.raw[copy.source.id])
+    pool.blocks[copy.destination.id, ..., 4:, :] = 0
+    assert torch.equal(pool.raw[parent], before)
