@@ -3,7 +3,8 @@
 A row is cut into chunks, so that one row alone occupies many multiprocessors:
 
 1. the best token of each chunk: one pass over the logits, all that a greedy row costs;
-2. if something is filtered, the lowest token that is kept, one program a row (see `kernels.triton.sampling_filters`);
+2. if something is filtered, the lowest token that is kept: one program a row, which reads it over and over (see
+   `kernels.triton.sampling_filters`);
 3. the weight of each chunk, if something is drawn: a second pass, over logits that lie in the L2 cache by now;
 4. the draw: look up the chunk by these weights, then the token in that one chunk.
 
@@ -115,7 +116,7 @@ def _draw(
     row_best = _best_of_row(best, row, num_chunks, CHUNKS)
     row_temperature = tl.load(temperature + row)
     token = index_of(row_best)
-    if weight is not None:
+    if weight is not None:  # noqa: SIM102 - decided when the kernel is compiled, unlike the condition inside
         if row_temperature > 0:
             chunk = tl.arange(0, CHUNKS)
             chunk_weights = tl.load(weight + row * num_chunks + chunk, mask=chunk < num_chunks, other=0)
@@ -127,10 +128,10 @@ def _draw(
             index, weights = _kept_weights(
                 logits, lowest, row, hit, row_best, row_temperature, vocab, row_stride, CHUNK
             )
-            passed = before + tl.cumsum(weights, 0) > target
-            # Summed in another order the chunk may just miss the target: then it is its last token.
-            last = tl.max(tl.where(weights > 0, index, 0), 0)
-            token = tl.min(tl.where(passed, index, last), 0)
+            passed = (before + tl.cumsum(weights, 0) > target) & (weights > 0)
+            found = tl.min(tl.where(passed, index, vocab), 0)
+            # Summed in another order the chunk may miss the target by a rounding: then the likeliest token will do.
+            token = tl.where(found < vocab, found, token)
     tl.store(tokens + row, token.to(tl.int64))
 
 
