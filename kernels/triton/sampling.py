@@ -10,8 +10,9 @@ A row is cut into chunks, so that one row alone occupies many multiprocessors:
 
 Arithmetic: weights are float32, their sums float64. A weight has a relative error of at most (3 a + 4) 2**-24, where
 exp(-a) is the weight itself; averaged over any distribution of 2**18 tokens that is under 5e-6. So a token differs from
-that of the reference only if the draw lies closer than that, relative to 1, to an edge of its share, and top_p keeps
-other tokens only if its sum of weights comes as close to the limit. What top_k and min_p keep is exact.
+that of the reference only if the draw, a number below 1, lies closer than that to an edge of its share. top_p adds up
+to 256 weights in float32 before it goes on in float64, and keeps other tokens only if the share of what it keeps comes
+as close as 1e-5 to the limit. What top_k and min_p keep is exact.
 """
 
 from collections.abc import Iterator
