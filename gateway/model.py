@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.sampling import SamplingDefaults
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import TextTokenizer
-from gateway.validation import SamplingDefaults
 from pagekeeper.common.errors import ConfigurationError, InvalidRequestError
 from pagekeeper.common.gguf.description import describe_model
 from pagekeeper.common.gguf.header import read_header
@@ -119,6 +119,8 @@ def _sampling_defaults(generation_config: dict[str, Any], path: Path) -> Samplin
         "top_p": "top_p",
         "top_k": "top_k",
         "min_p": "min_p",
+        "typical_p": "typical_p",
+        "repetition_penalty": "repetition_penalty",
         "max_tokens": "max_new_tokens",
     }
     given = {

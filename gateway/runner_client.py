@@ -10,7 +10,8 @@ import structlog
 
 from gateway.finish_reason import FinishReason
 from gateway.generation import Generation
-from gateway.runner_link import RunnerLink
+from gateway.runner_link import Output, RunnerLink
+from gateway.token_stream import Beam, Tokens
 from gateway.validation import Limits
 from pagekeeper.common.errors import BugError, FieldViolation, InvalidRequestError, UnavailableError
 from pagekeeper.common.sockets import RuntimeDir, unix_target
@@ -79,6 +80,12 @@ class RunnerClient:
         for link in self._links:
             link.cancel(generation.number)
 
+    def cancel_candidate(self, generation: Generation, candidate: int) -> None:
+        """Stop one candidate, wherever its generation is; the others go on."""
+        generation.stream.close(candidate)
+        for link in self._links:
+            link.cancel_candidate(generation.number, candidate)
+
     async def serve(self) -> None:
         """Look for runners and keep the links to them, until cancelled."""
         known: dict[Path, asyncio.Task[None]] = {}
@@ -146,24 +153,21 @@ class RunnerClient:
             self._stop_waiting(generation)
             self._place(generation)
 
-    def _on_output(self, link: RunnerLink, output: runner_pb2.SequenceOutput) -> None:
+    def _on_output(self, link: RunnerLink, output: Output) -> None:
         generation = link.generations.get(output.request)
         if generation is None or output.attempt != generation.attempt:
             return
-        if output.HasField("refusal"):
+        if isinstance(output, runner_pb2.SequenceOutput) and output.HasField("refusal"):
             del link.generations[generation.number]
             self._on_refusal(link, generation, output.refusal)
             return
-        if output.HasField("usage"):
-            generation.count(output.usage.cached_tokens, output.usage.recomputed_tokens)
-        finish_reason = FinishReason(output.finish_reason) if output.finish_reason else None
-        if finish_reason:
-            del link.generations[generation.number]
         try:
-            generation.accept(output.position, list(output.token_ids), finish_reason)
+            _accept(generation, output)
         except BugError as error:
             link.cancel(generation.number)
             generation.stream.fail(error)
+        if generation.stream.has_ended:
+            link.generations.pop(generation.number, None)
 
     def _on_refusal(self, link: RunnerLink, generation: Generation, refusal: runner_pb2.Refusal) -> None:
         match refusal.code:
@@ -174,3 +178,22 @@ class RunnerClient:
                 generation.stream.fail(InvalidRequestError(FieldViolation(refusal.field, refusal.detail)))
             case _:
                 generation.stream.fail(BugError(f"the runner failed, error id {refusal.error_id}: {refusal.detail}"))
+
+
+def _accept(generation: Generation, output: Output) -> None:
+    match output:
+        case runner_pb2.PromptOutput():
+            generation.accept_prompt_logprobs(output.logprobs)
+        case runner_pb2.BeamOutput():
+            generation.accept_beams([Beam(list(beam.token_ids), beam.score) for beam in output.beams])
+        case _:
+            if output.HasField("usage"):
+                generation.count(output.candidate, output.usage.cached_tokens, output.usage.recomputed_tokens)
+            tokens = Tokens(
+                candidate=output.candidate,
+                token_ids=list(output.token_ids),
+                finish_reason=FinishReason(output.finish_reason) if output.finish_reason else None,
+                logprobs=list(output.logprobs),
+                score=output.score if output.HasField("score") else None,
+            )
+            generation.accept(output.position, tokens)

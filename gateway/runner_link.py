@@ -8,6 +8,7 @@ import grpc
 import structlog
 
 from gateway.generation import Generation
+from gateway.submission import to_submit
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.sockets import CHANNEL_OPTIONS
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
@@ -18,6 +19,9 @@ _MAX_UNANSWERED_PINGS = 4
 _MAX_MANAGER_WAIT_S = 2.0
 # Each link tries for itself; gRPC would let it wait out the failures of the one before.
 _OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+
+Output: TypeAlias = runner_pb2.SequenceOutput | runner_pb2.PromptOutput | runner_pb2.BeamOutput
+"""What a runner says of one request's newest or older attempt."""
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[runner_pb2.ServeRequest, runner_pb2.ServeResponse]"
 
@@ -30,7 +34,7 @@ class RunnerLink:
     Args:
         target: the runner's address.
         on_ready: called once, when the runner has introduced itself and its engine is seen to be alive.
-        on_output: called with every output, of whatever attempt.
+        on_output: called with every output, of whatever attempt and kind.
 
     Attributes:
         generations: those submitted here and not ended yet, by number.
@@ -41,7 +45,7 @@ class RunnerLink:
         self,
         target: str,
         on_ready: Callable[[runner_pb2.RunnerHello], None],
-        on_output: Callable[["RunnerLink", runner_pb2.SequenceOutput], None],
+        on_output: Callable[["RunnerLink", Output], None],
     ) -> None:
         self._target = target
         self._on_ready = on_ready
@@ -70,10 +74,16 @@ class RunnerLink:
 
     def submit(self, generation: Generation) -> None:
         """Begin a new attempt of this generation here; nothing has changed if it cannot be put into a message."""
-        submit = _to_submit(generation, generation.attempt + 1)
+        submit = to_submit(generation, generation.attempt + 1)
         generation.attempt = submit.attempt
         self.generations[generation.number] = generation
         self._outbox.put_nowait(runner_pb2.ServeRequest(submit=submit))
+
+    def cancel_candidate(self, number: int, candidate: int) -> None:
+        """Stop one candidate of a generation if that is here."""
+        if number in self.generations:
+            cancel = runner_pb2.Cancel(request=number, candidates=[candidate])
+            self._outbox.put_nowait(runner_pb2.ServeRequest(cancel=cancel))
 
     def cancel(self, number: int) -> None:
         """Stop a generation if it is here."""
@@ -122,7 +132,10 @@ class RunnerLink:
             case "pong":
                 self._take_pong(response.pong)
             case "step":
-                for output in response.step.outputs:
+                step = response.step
+                # A prompt's log-probabilities come before its first token.
+                outputs: list[Output] = [*step.prompts, *step.outputs, *step.beams]
+                for output in outputs:
                     self._on_output(self, output)
 
     def _take_pong(self, pong: runner_pb2.Pong) -> None:
@@ -151,26 +164,3 @@ def _is_hung(engine: runner_pb2.EngineReport) -> bool:
 def _misses_manager(engine: runner_pb2.EngineReport) -> bool:
     waits = engine.state == runner_pb2.EngineReport.STATE_WAITING_FOR_MANAGER
     return waits and engine.seconds > _MAX_MANAGER_WAIT_S
-
-
-def _to_submit(generation: Generation, attempt: int) -> runner_pb2.Submit:
-    request = generation.request
-    candidate = runner_pb2.Submit.Candidate(index=0, generated_token_ids=generation.token_ids)
-    return runner_pb2.Submit(
-        request=generation.number,
-        attempt=attempt,
-        request_id=request.request_id,
-        tenant=request.tenant,
-        prompt_token_ids=request.prompt_token_ids,
-        candidates=[candidate],
-        sampling=runner_pb2.ResolvedSampling(
-            temperature=request.sampling.temperature,
-            top_p=request.sampling.top_p,
-            top_k=request.sampling.top_k,
-            min_p=request.sampling.min_p,
-            seed=request.seed,
-            max_tokens=request.max_tokens,
-            stop_token_ids=sorted(request.stop_token_ids),
-        ),
-        priority=request.priority,
-    )

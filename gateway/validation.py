@@ -1,25 +1,24 @@
 """From a request message to typed values; every wrong field is named."""
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.sampling import (
+    Caps,
+    Sampling,
+    SamplingDefaults,
+    check_budget,
+    check_counts,
+    check_vocabulary,
+    read_sampling,
+)
 from gateway.text.tokenizer import ChatTurn
-from pagekeeper.common.errors import FieldViolation, InvalidRequestError, UnknownModelError
+from gateway.violations import Violations
+from pagekeeper.common.errors import UnknownModelError
 from pagekeeper.v1 import generate_pb2
 
 MAX_REQUEST_ID_LENGTH = 128
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
-MAX_STOP_TOKEN_IDS = 64
-# An answer's details travel in trailing metadata, which peers limit to 8 KiB.
-_MAX_VIOLATIONS = 16
-# What its field in a request can hold.
-_MAX_TOP_K = 2**31 - 1
-_SAMPLING = frozenset(
-    {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "n"}
-)
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
@@ -36,49 +35,6 @@ class Limits:
     max_context_length: int
 
 
-@dataclass(frozen=True)
-class SamplingDefaults:
-    """Values of fields that a request does not set; checked like those of a request."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        found = _Violations()
-        for name, value in vars(self).items():
-            is_whole = name in ("top_k", "max_tokens")
-            # Not isinstance: `true` in a file is no number.
-            is_right = type(value) is int or (type(value) is float and not is_whole)
-            found.unless(is_right, name, f"{value!r} is not a {'whole ' if is_whole else ''}number")
-        found.raise_if_any()
-        _check_ranges(found, "", self.temperature, self.top_p, self.top_k, self.min_p, self.max_tokens)
-        found.raise_if_any()
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to choose tokens and where to stop.
-
-    Attributes:
-        top_k: 0 is off.
-        seed: None: the server draws one.
-        max_tokens: resumed tokens count.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    max_tokens: int
-    stop: tuple[str, ...]
-    stop_token_ids: frozenset[int]
-    ignore_eos: bool
-
-
 Prompt = str | tuple[ChatTurn, ...] | list[int]
 """Text, a chat, or token ids."""
 
@@ -90,7 +46,8 @@ class ValidRequest:
     Attributes:
         request_id: may be empty.
         input_field: which member of `input` holds the prompt.
-        resumed: None: the request does not resume; otherwise the tokens that the client has.
+        branch: the tokens of an earlier answer that follow the prompt; None: the request does not branch.
+        resumed: by candidate, the tokens that the client has; None: the request does not resume.
     """
 
     request_id: str
@@ -99,10 +56,13 @@ class ValidRequest:
     sampling: Sampling
     stream: bool
     priority: int
-    resumed: list[int] | None
+    branch: list[int] | None
+    resumed: dict[int, list[int]] | None
 
 
-def check_parameters(request: generate_pb2.GenerateRequest, model_name: str, defaults: SamplingDefaults) -> None:
+def check_parameters(
+    request: generate_pb2.GenerateRequest, model_name: str, defaults: SamplingDefaults, caps: Caps
+) -> None:
     """Check what is wrong whatever the model can take; `validate` checks it too.
 
     Raises:
@@ -110,10 +70,10 @@ def check_parameters(request: generate_pb2.GenerateRequest, model_name: str, def
         InvalidRequestError: names each wrong field.
     """
     check_model(request.model, model_name)
-    found = _Violations()
-    _check_parameter_counts(found, request)
+    found = Violations()
+    check_counts(found, request.sampling)
     found.raise_if_any()
-    _sampling(found, request, defaults)
+    read_sampling(found, request, defaults, caps)
     found.raise_if_any()
 
 
@@ -121,6 +81,7 @@ def validate(
     request: generate_pb2.GenerateRequest,
     model_name: str,
     defaults: SamplingDefaults,
+    caps: Caps,
     limits: Limits,
     longest_token: int,
 ) -> ValidRequest:
@@ -132,6 +93,7 @@ def validate(
         request: what the client sent.
         model_name: the model that is served.
         defaults: for the fields that are not set.
+        caps: the most that it may ask for.
         limits: of the model.
         longest_token: of the vocabulary, in characters.
 
@@ -140,29 +102,33 @@ def validate(
         InvalidRequestError: names each wrong field.
     """
     check_model(request.model, model_name)
-    found = _Violations()
+    found = Violations()
     _check_input_size(found, request, limits, longest_token)
-    _check_parameter_counts(found, request)
-    for position, candidate in enumerate(request.resume.candidates[:1]):
+    check_counts(found, request.sampling)
+    _check_count(found, "branch.token_ids", len(request.branch.token_ids), limits.max_context_length)
+    found.unless(len(request.resume.candidates) <= caps.max_n, "resume.candidates", f"at most {caps.max_n} candidates")
+    for position, candidate in enumerate(request.resume.candidates[: caps.max_n]):
         _check_count(
             found, f"resume.candidates[{position}].token_ids", len(candidate.token_ids), limits.max_context_length
         )
     found.raise_if_any()
-    found.unless(
-        len(request.request_id) <= MAX_REQUEST_ID_LENGTH and request.request_id.isprintable(),
-        "request_id",
-        f"at most {MAX_REQUEST_ID_LENGTH} printable characters",
-    )
+    _check_request_id(found, "request_id", request.request_id)
+    _check_request_id(found, "branch.request_id", request.branch.request_id)
+    sampling = read_sampling(found, request, defaults, caps)
     valid = ValidRequest(
         request_id=request.request_id,
         input_field=request.WhichOneof("input") or "text",
         prompt=_prompt(found, request, limits),
-        sampling=_sampling(found, request, defaults),
+        sampling=sampling,
         stream=request.stream if request.HasField("stream") else True,
         priority=request.priority,
-        resumed=_resumed(found, request.resume, limits) if request.HasField("resume") else None,
+        branch=list(request.branch.token_ids) if request.HasField("branch") else None,
+        resumed=_resumed(found, request.resume, sampling, limits) if request.HasField("resume") else None,
     )
-    _check_token_ids(found, "sampling.stop_token_ids", request.sampling.stop_token_ids, limits.vocab_size)
+    is_seen = valid.stream or not request.sampling.beam_search.intermediate
+    found.unless(is_seen, "sampling.beam_search.intermediate", "needs stream")
+    check_vocabulary(found, request.sampling, limits.vocab_size)
+    found.unless_token_ids("branch.token_ids", request.branch.token_ids, limits.vocab_size)
     found.raise_if_any()
     return valid
 
@@ -179,7 +145,7 @@ def text_or_chat(request: generate_pb2.TokenizeRequest, limits: Limits, longest_
     Raises:
         InvalidRequestError: there is nothing, or more than the context could hold; or a role is not a word.
     """
-    found = _Violations()
+    found = Violations()
     _check_input_size(found, request, limits, longest_token)
     found.raise_if_any()
     if not request.HasField("chat"):
@@ -193,64 +159,38 @@ def text_or_chat(request: generate_pb2.TokenizeRequest, limits: Limits, longest_
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int, most: int) -> None:
     """Raise InvalidRequestError if there are more than `most`, or one is not in the vocabulary."""
-    found = _Violations()
+    found = Violations()
     _check_count(found, field, len(token_ids), most)
     found.raise_if_any()
-    _check_token_ids(found, field, token_ids, vocab_size)
+    found.unless_token_ids(field, token_ids, vocab_size)
     found.raise_if_any()
 
 
-def fit(valid: ValidRequest, prompt_token_ids: Sequence[int], limits: Limits) -> int:
-    """How many tokens the answer may have: as many as asked for, or as the context length leaves room for.
+def fit(valid: ValidRequest, prompt_token_ids: Sequence[int], limits: Limits, caps: Caps) -> int:
+    """How many tokens each candidate may have: as many as asked for, or as the context length leaves room for.
 
     Raises:
-        InvalidRequestError: the prompt is empty, or leaves no room for an answer.
+        InvalidRequestError: the prompt is empty, or leaves no room for an answer; or the log-probabilities asked for
+            take more than a request may have.
     """
-    found = _Violations()
+    found = Violations()
     length, most = len(prompt_token_ids), limits.max_context_length
     found.unless(length > 0, valid.input_field, "the prompt is empty")
-    _check_prompt_length(found, valid.input_field, length, most)
-    found.unless(
-        length + len(valid.resumed or ()) <= most or length >= most,
-        "resume.candidates[0].token_ids",
-        f"prompt and resumed tokens are more than the context of {most} tokens",
-    )
+    _check_prompt_length(found, "branch.token_ids" if valid.branch else valid.input_field, length, most)
+    for position, token_ids in enumerate((valid.resumed or {}).values()):
+        found.unless(
+            length + len(token_ids) <= most or length >= most,
+            f"resume.candidates[{position}].token_ids",
+            f"prompt and resumed tokens are more than the context of {most} tokens",
+        )
     found.raise_if_any()
-    return min(valid.sampling.max_tokens, most - length)
-
-
-class _Violations:
-    """Collects what is wrong, up to a number that an answer can carry."""
-
-    def __init__(self) -> None:
-        self._found: list[FieldViolation] = []
-
-    @property
-    def are_enough(self) -> bool:
-        return len(self._found) >= _MAX_VIOLATIONS
-
-    def unless(self, right: bool, field: str, description: str) -> None:
-        if not right and not self.are_enough:
-            self._found.append(FieldViolation(field, description))
-
-    def raise_if_any(self) -> None:
-        if self._found:
-            raise InvalidRequestError(*self._found)
-
-
-def _check_parameter_counts(found: _Violations, request: generate_pb2.GenerateRequest) -> None:
-    sampling = request.sampling
-    found.unless(len(sampling.stop) <= MAX_STOPS, "sampling.stop", f"at most {MAX_STOPS} stop strings")
-    found.unless(
-        len(sampling.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
-        "sampling.stop_token_ids",
-        f"at most {MAX_STOP_TOKEN_IDS} stop tokens",
-    )
-    found.unless(len(request.resume.candidates) <= 1, "resume.candidates", "this version makes one candidate")
+    max_tokens = min(valid.sampling.max_tokens, most - length)
+    check_budget(valid.sampling, length, max_tokens, caps)
+    return max_tokens
 
 
 def _check_input_size(
-    found: _Violations,
+    found: Violations,
     request: generate_pb2.GenerateRequest | generate_pb2.TokenizeRequest,
     limits: Limits,
     longest_token: int,
@@ -272,7 +212,7 @@ def _check_input_size(
     )
 
 
-def _check_prompt_length(found: _Violations, field: str, length: int, most: int) -> None:
+def _check_prompt_length(found: Violations, field: str, length: int, most: int) -> None:
     found.unless(
         length < most,
         field,
@@ -280,16 +220,16 @@ def _check_prompt_length(found: _Violations, field: str, length: int, most: int)
     )
 
 
-def _check_count(found: _Violations, field: str, count: int, most: int) -> None:
+def _check_count(found: Violations, field: str, count: int, most: int) -> None:
     found.unless(count <= most, field, f"{count} tokens are more than the context of {most} tokens")
 
 
-def _prompt(found: _Violations, request: generate_pb2.GenerateRequest, limits: Limits) -> Prompt:
+def _prompt(found: Violations, request: generate_pb2.GenerateRequest, limits: Limits) -> Prompt:
     match request.WhichOneof("input"):
         case "chat":
             return _chat_turns(found, request.chat)
         case "token_ids":
-            _check_token_ids(found, "token_ids.token_ids", request.token_ids.token_ids, limits.vocab_size)
+            found.unless_token_ids("token_ids.token_ids", request.token_ids.token_ids, limits.vocab_size)
             found.unless(len(request.token_ids.token_ids) > 0, "token_ids", "the prompt is empty")
             return list(request.token_ids.token_ids)
         case "text":
@@ -299,7 +239,7 @@ def _prompt(found: _Violations, request: generate_pb2.GenerateRequest, limits: L
             return ""
 
 
-def _chat_turns(found: _Violations, chat: generate_pb2.ChatMessages) -> tuple[ChatTurn, ...]:
+def _chat_turns(found: Violations, chat: generate_pb2.ChatMessages) -> tuple[ChatTurn, ...]:
     found.unless(len(chat.messages) > 0, "chat.messages", "the prompt is empty")
     for index, message in enumerate(chat.messages):
         if found.are_enough:
@@ -309,68 +249,21 @@ def _chat_turns(found: _Violations, chat: generate_pb2.ChatMessages) -> tuple[Ch
     return tuple(ChatTurn(message.role, message.content) for message in chat.messages)
 
 
-def _sampling(found: _Violations, request: generate_pb2.GenerateRequest, defaults: SamplingDefaults) -> Sampling:
-    given = request.sampling
-    temperature = given.temperature if given.HasField("temperature") else defaults.temperature
-    top_p = given.top_p if given.HasField("top_p") else defaults.top_p
-    top_k = given.top_k if given.HasField("top_k") else defaults.top_k
-    min_p = given.min_p if given.HasField("min_p") else defaults.min_p
-    max_tokens = given.max_tokens if given.HasField("max_tokens") else defaults.max_tokens
-    _check_ranges(found, "sampling.", temperature, top_p, top_k, min_p, max_tokens)
-    if given.HasField("n"):
-        found.unless(given.n >= 1, "sampling.n", "at least 1")
-        found.unless(given.n <= 1, "sampling.n", "this version makes one candidate; more come in a later one")
-    for field, _ in given.ListFields():
-        found.unless(field.name in _SAMPLING, f"sampling.{field.name}", "comes in a later version")
-    found.unless(not request.HasField("branch"), "branch", "comes in a later version")
-    for index, stop in enumerate(given.stop):
-        is_right = 1 <= len(stop) <= MAX_STOP_LENGTH
-        found.unless(is_right, f"sampling.stop[{index}]", f"1 to {MAX_STOP_LENGTH} characters")
-    return Sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=max(top_k, 0),
-        min_p=min_p,
-        seed=_seed(found, request),
-        max_tokens=max_tokens,
-        stop=tuple(given.stop),
-        stop_token_ids=frozenset(given.stop_token_ids),
-        ignore_eos=given.ignore_eos,
-    )
+def _check_request_id(found: Violations, field: str, request_id: str) -> None:
+    is_right = len(request_id) <= MAX_REQUEST_ID_LENGTH and request_id.isprintable()
+    found.unless(is_right, field, f"at most {MAX_REQUEST_ID_LENGTH} printable characters")
 
 
-def _check_ranges(
-    found: _Violations, prefix: str, temperature: float, top_p: float, top_k: int, min_p: float, max_tokens: int
-) -> None:
-    found.unless(math.isfinite(temperature) and temperature >= 0, f"{prefix}temperature", "finite and at least 0")
-    found.unless(0 < top_p <= 1, f"{prefix}top_p", "above 0 and at most 1")
-    found.unless(-1 <= top_k <= _MAX_TOP_K, f"{prefix}top_k", f"-1 to {_MAX_TOP_K}; -1 and 0 are off")
-    found.unless(0 <= min_p <= 1, f"{prefix}min_p", "from 0 to 1")
-    found.unless(max_tokens >= 1, f"{prefix}max_tokens", "at least 1")
-
-
-def _seed(found: _Violations, request: generate_pb2.GenerateRequest) -> int | None:
-    """The request's own, else that of the stream it resumes, so that the answer goes on as it began."""
-    given = request.sampling.seed if request.sampling.HasField("seed") else None
-    if not request.HasField("resume"):
-        return given
-    is_same = given is None or given == request.resume.seed
-    found.unless(is_same, "resume.seed", "must equal sampling.seed where both are set")
-    return request.resume.seed
-
-
-def _resumed(found: _Violations, resume: generate_pb2.Resume, limits: Limits) -> list[int]:
+def _resumed(
+    found: Violations, resume: generate_pb2.Resume, sampling: Sampling, limits: Limits
+) -> dict[int, list[int]]:
+    resumed: dict[int, list[int]] = {}
     for position, candidate in enumerate(resume.candidates):
-        found.unless(candidate.index == 0, f"resume.candidates[{position}].index", "0, as there is one candidate")
-        _check_token_ids(found, f"resume.candidates[{position}].token_ids", candidate.token_ids, limits.vocab_size)
-    return list(resume.candidates[0].token_ids) if resume.candidates else []
-
-
-def _check_token_ids(found: _Violations, field: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        return
-    for index, token_id in enumerate(token_ids):
-        if found.are_enough:
-            return
-        is_right = 0 <= token_id < vocab_size
-        found.unless(is_right, f"{field}[{index}]", f"{token_id} is not a token id; they are 0 to {vocab_size - 1}")
+        field = f"resume.candidates[{position}]"
+        found.unless(candidate.index < sampling.n, f"{field}.index", f"below n, which is {sampling.n}")
+        found.unless(candidate.index not in resumed, f"{field}.index", f"{candidate.index} comes twice")
+        found.unless_token_ids(f"{field}.token_ids", candidate.token_ids, limits.vocab_size)
+        is_search = sampling.beam_search is not None
+        found.unless(not (is_search and candidate.token_ids), f"{field}.token_ids", "a beam search starts again")
+        resumed[candidate.index] = list(candidate.token_ids)
+    return resumed

@@ -40,6 +40,13 @@ class Detokenizer:
         self._emitted = 0
         self._byte_run: list[int] = []
 
+    def fork(self) -> "Detokenizer":
+        """Another that has seen the same tokens and goes on by itself."""
+        child = Detokenizer(self._decoder)
+        child._context, child._byte_run = [*self._context], [*self._byte_run]
+        child._emitted = self._emitted
+        return child
+
     def push(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens; returns the text that is now certain, however the tokens are divided over calls."""
         new = [token_id for token_id in token_ids if not self._decoder.is_silent(token_id)]

@@ -51,6 +51,17 @@ class TextTokenizer:
         """Token ids of a plain text prompt, with the tokens that the model wants at its start."""
         return _ids(self._tokenizer, text)
 
+    def word_token_ids(self, word: str) -> list[list[int]]:
+        """The token sequences that a word is made of: at the start of a text, behind a space, and within a line."""
+        line_start = _ids(self._tokenizer, "\n", add_special_tokens=False)
+        texts = (_ids(self._tokenizer, text, add_special_tokens=False) for text in (word, f" {word}", f"\n{word}"))
+        alone, behind_space, in_line = texts
+        # Some tokenizers put a space before every text. Behind other tokens the word shows without it.
+        found = [alone, behind_space]
+        if in_line[: len(line_start)] == line_start:
+            found.append(in_line[len(line_start) :])
+        return [list(ids) for ids in dict.fromkeys(map(tuple, found)) if ids]
+
     def encode_chat(self, turns: tuple[ChatTurn, ...]) -> list[int]:
         """Token ids of the rendered chat template.
 

@@ -471,7 +471,9 @@ Global___SequenceOutput: _TypeAlias = SequenceOutput  # noqa: Y015
 
 @_typing.final
 class PromptOutput(_message.Message):
-    """With prompt_logprobs: once an attempt, before or with its first token."""
+    """With prompt_logprobs: once an attempt, before or with its first token. As it may have megabytes, no StepOutput carries
+    more than one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

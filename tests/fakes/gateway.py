@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway.config import GatewaySettings
 from gateway.server import Gateway
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc, types_pb2
-from pagekeeper.v1.generate_pb2 import GenerateRequest, GenerateResponse
+from pagekeeper.v1.generate_pb2 import Beam, CandidateDelta, GenerateRequest, GenerateResponse
 
 _POLL_S = 0.01
 _PATIENCE_S = 20.0
@@ -35,34 +35,81 @@ def prompt_request(token_ids: Iterable[int] = (5, 6, 7), **sampling: Any) -> Gen
 
 
 @dataclass
-class Answer:
-    """What a client joins from the messages of a stream; checks that positions are contiguous."""
+class Candidate:
+    """What a client joins of one candidate; checks that positions are contiguous and that nothing follows the end."""
 
-    num_messages: int = 0
-    first_position: int | None = None
+    first_position: int
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    seed: int | None = None
-    finish_reason: int = types_pb2.FINISH_REASON_UNSPECIFIED
-    usage: types_pb2.Usage | None = None
-    request_id: str = ""
+    logprobs: list[types_pb2.TokenLogprobs] = field(default_factory=list)
+    last: CandidateDelta = field(default_factory=CandidateDelta)
 
-    def take(self, response: GenerateResponse) -> None:
-        (delta,) = response.deltas
-        if self.first_position is None:
-            self.first_position = delta.position
+    @property
+    def finish_reason(self) -> int:
+        return self.last.finish_reason
+
+    def take(self, delta: CandidateDelta) -> None:
         assert delta.position == self.first_position + len(self.token_ids)
-        assert response.HasField("seed") == (self.num_messages == 0)
-        assert self.finish_reason == types_pb2.FINISH_REASON_UNSPECIFIED, "a message after the last"
-        assert response.HasField("usage") == bool(delta.finish_reason)
-        self.num_messages += 1
+        assert self.finish_reason == types_pb2.FINISH_REASON_UNSPECIFIED, "a delta after the last"
         self.token_ids += delta.token_ids
         self.text += delta.text
-        self.finish_reason = delta.finish_reason
+        self.logprobs += delta.logprobs
+        assert len(self.logprobs) in (0, len(self.token_ids))
+        self.last = delta
+
+
+@dataclass
+class Answer:
+    """What a client joins from the messages of a stream; the properties are those of the first candidate."""
+
+    num_messages: int = 0
+    candidates: dict[int, Candidate] = field(default_factory=dict)
+    seed: int | None = None
+    usage: types_pb2.Usage | None = None
+    request_id: str = ""
+    first: GenerateResponse = field(default_factory=GenerateResponse)
+    beams: list[list[Beam]] = field(default_factory=list)
+
+    @property
+    def first_position(self) -> int:
+        return self._candidate.first_position
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self._candidate.token_ids
+
+    @property
+    def text(self) -> str:
+        return self._candidate.text
+
+    @property
+    def finish_reason(self) -> int:
+        return self._candidate.finish_reason
+
+    @property
+    def _candidate(self) -> Candidate:
+        return self.candidates.get(0, Candidate(0))
+
+    def all_token_ids(self) -> list[list[int]]:
+        """Of every candidate, in order."""
+        return [self.candidates[index].token_ids for index in sorted(self.candidates)]
+
+    def take(self, response: GenerateResponse) -> None:
+        is_first = self.num_messages == 0
+        assert self.usage is None, "a message after the last"
+        assert response.HasField("seed") == is_first
+        assert is_first or not (response.HasField("prompt") or response.HasField("branch_text"))
+        assert len({delta.index for delta in response.deltas}) == len(response.deltas)
+        for delta in response.deltas:
+            self.candidates.setdefault(delta.index, Candidate(delta.position)).take(delta)
+        if response.beams:
+            self.beams.append(list(response.beams))
+        self.num_messages += 1
         self.request_id = response.request_id
-        if response.HasField("seed"):
-            self.seed = response.seed
+        if is_first:
+            self.seed, self.first = response.seed, response
         if response.HasField("usage"):
+            assert all(candidate.finish_reason for candidate in self.candidates.values())
             self.usage = response.usage
 
 

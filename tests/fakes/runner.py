@@ -1,10 +1,12 @@
-"""A RunnerService over a real Unix socket whose tokens are a pure function of seed, position and prompt."""
+"""A RunnerService over a real Unix socket whose tokens are a pure function of seed, candidate, position and prompt."""
 
 import asyncio
 import hashlib
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 
@@ -23,9 +25,30 @@ def token_at(seed: int, position: int, prompt: Sequence[int]) -> int:
     return _FIRST_TOKEN + int.from_bytes(hashlib.sha256(key).digest()[:4], "big") % (VOCAB_SIZE - _FIRST_TOKEN)
 
 
-def answer_of(seed: int, prompt: Sequence[int], num_tokens: int) -> list[int]:
+def seed_of(seed: int, candidate: int) -> int:
+    """What `token_at` takes for a candidate; the first one's is the request's own."""
+    return seed + 1_000_003 * candidate
+
+
+def answer_of(seed: int, prompt: Sequence[int], num_tokens: int, candidate: int = 0) -> list[int]:
     """The first tokens of the answer that every fake runner gives."""
-    return [token_at(seed, position, prompt) for position in range(num_tokens)]
+    return [token_at(seed_of(seed, candidate), position, prompt) for position in range(num_tokens)]
+
+
+def logprobs_of(token_id: int, position: int, count: int) -> types_pb2.TokenLogprobs:
+    """What every fake runner says of a token there; the least likely alternative is impossible."""
+    return types_pb2.TokenLogprobs(
+        token_id=token_id,
+        logprob=-(position % 7) / 2,
+        rank=1 + position % 7,
+        top_token_ids=range(_FIRST_TOKEN, _FIRST_TOKEN + count),
+        top_logprobs=[-float(index) for index in range(count - 1)] + [-math.inf] * (count > 0),
+    )
+
+
+def score_of(beam: int) -> float:
+    """The score of every fake search's hypothesis and beam."""
+    return -1.0 - beam
 
 
 def idle() -> runner_pb2.EngineReport:
@@ -38,7 +61,7 @@ class Script:
     """How a fake runner behaves; a test may change it at any time.
 
     Attributes:
-        token: the token at (seed, position, prompt).
+        token: the token at (seed of the candidate, position, prompt).
         step_s: pause before each step, in seconds.
         tokens_per_step: made for each sequence at each step.
         is_paused: no steps are made.
@@ -48,6 +71,7 @@ class Script:
         breaks_at: positions at which a sequence's stream breaks, each once.
         pauses_at: the position that no sequence goes beyond.
         last_reason: the finish reason of an answer that has all its tokens.
+        num_missing_logprobs: left out of each list.
     """
 
     token: Callable[[int, int, Sequence[int]], int] = token_at
@@ -60,6 +84,7 @@ class Script:
     breaks_at: list[int] = field(default_factory=list)
     pauses_at: int | None = None
     last_reason: int = types_pb2.FINISH_REASON_LENGTH
+    num_missing_logprobs: int = 0
 
 
 class _BrokenError(Exception):
@@ -72,7 +97,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
     Attributes:
         script: how it behaves.
         submits: every Submit, in order.
-        cancels: the request of every Cancel, in order.
+        cancels: the request of every Cancel of a whole request, in order.
+        cancelled_candidates: the request and candidate of every other Cancel, in order.
         live: Submits that are not ended, by request.
     """
 
@@ -82,6 +108,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
         self.script = script or Script()
         self.submits: list[runner_pb2.Submit] = []
         self.cancels: list[int] = []
+        self.cancelled_candidates: list[tuple[int, int]] = []
         self.live: dict[int, runner_pb2.Submit] = {}
 
     async def __aenter__(self) -> "FakeRunner":
@@ -101,7 +128,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
     async def Serve(
         self, request_iterator: AsyncIterator[runner_pb2.ServeRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[runner_pb2.ServeResponse]:
-        live: dict[int, _Sequence] = {}
+        live: dict[_Key, _Sequence] = {}
         outbox: asyncio.Queue[runner_pb2.ServeResponse] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._read(request_iterator, live, outbox)),
@@ -129,13 +156,13 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for request in live:
+            for request, _ in live:
                 self.live.pop(request, None)
 
     async def _read(
         self,
         requests: AsyncIterator[runner_pb2.ServeRequest],
-        live: "dict[int, _Sequence]",
+        live: "dict[_Key, _Sequence]",
         outbox: "asyncio.Queue[runner_pb2.ServeResponse]",
     ) -> None:
         async for message in requests:
@@ -143,9 +170,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
                 case "submit":
                     self._submit(message.submit, live, outbox)
                 case "cancel":
-                    self.cancels.append(message.cancel.request)
-                    live.pop(message.cancel.request, None)
-                    self.live.pop(message.cancel.request, None)
+                    self._cancel(message.cancel, live)
                 case "ping" if self.script.answers_pings:
                     pong = runner_pb2.Pong(nonce=message.ping.nonce, engine=self.script.engine)
                     outbox.put_nowait(runner_pb2.ServeResponse(pong=pong))
@@ -153,7 +178,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
     def _submit(
         self,
         submit: runner_pb2.Submit,
-        live: "dict[int, _Sequence]",
+        live: "dict[_Key, _Sequence]",
         outbox: "asyncio.Queue[runner_pb2.ServeResponse]",
     ) -> None:
         self.submits.append(submit)
@@ -163,10 +188,37 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
             )
             outbox.put_nowait(_step([output]))
             return
-        live[submit.request] = _Sequence(submit, len(submit.candidates[0].generated_token_ids))
+        for candidate in submit.candidates:
+            live[submit.request, candidate.index] = _Sequence(submit, candidate)
         self.live[submit.request] = submit
+        if submit.sampling.HasField("prompt_logprobs"):
+            count = submit.sampling.prompt_logprobs
+            tokens = list(enumerate(submit.prompt_token_ids))[1 + self.script.num_missing_logprobs :]
+            prompt = runner_pb2.PromptOutput(
+                request=submit.request,
+                attempt=submit.attempt,
+                logprobs=[logprobs_of(token_id, position, count) for position, token_id in tokens],
+            )
+            step = runner_pb2.StepOutput(step=1, prompts=[prompt])
+            outbox.put_nowait(runner_pb2.ServeResponse(step=step))
 
-    async def _run_steps(self, live: "dict[int, _Sequence]", outbox: "asyncio.Queue[runner_pb2.ServeResponse]") -> None:
+    def _cancel(self, cancel: runner_pb2.Cancel, live: "dict[_Key, _Sequence]") -> None:
+        if not cancel.candidates:
+            self.cancels.append(cancel.request)
+        self.cancelled_candidates += [(cancel.request, candidate) for candidate in cancel.candidates]
+        for key in [key for key in live if key[0] == cancel.request]:
+            if not cancel.candidates or key[1] in cancel.candidates:
+                self._end(key, live)
+
+    def _end(self, key: "_Key", live: "dict[_Key, _Sequence]") -> None:
+        del live[key]
+        request, _ = key
+        if not any(request == other for other, _ in live):
+            del self.live[request]
+
+    async def _run_steps(
+        self, live: "dict[_Key, _Sequence]", outbox: "asyncio.Queue[runner_pb2.ServeResponse]"
+    ) -> None:
         while True:
             await asyncio.sleep(self.script.step_s)
             if self.script.is_paused or not live:
@@ -174,11 +226,10 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
             pauses_at = self.script.pauses_at
             moving = [sequence for sequence in live.values() if pauses_at is None or sequence.position < pauses_at]
             outputs = [self._step_of(sequence) for sequence in moving]
-            outbox.put_nowait(_step(outputs))
+            outbox.put_nowait(_step(_but_unfinished_searches(outputs, moving), _beams(moving, self.script)))
             for output in outputs:
                 if output.finish_reason:
-                    del live[output.request]
-                    del self.live[output.request]
+                    self._end((output.request, output.candidate), live)
             reached = [sequence.position for sequence in live.values() if sequence.position in self.script.breaks_at]
             if reached:
                 self.script.breaks_at.remove(reached[0])
@@ -187,34 +238,77 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
                 raise _BrokenError
 
     def _step_of(self, sequence: "_Sequence") -> runner_pb2.SequenceOutput:
-        submit = sequence.submit
+        submit, sampling = sequence.submit, sequence.submit.sampling
+        begin = 0 if sampling.HasField("beam_search") else sequence.position
         output = runner_pb2.SequenceOutput(
-            request=submit.request, attempt=submit.attempt, candidate=0, position=sequence.position
+            request=submit.request, attempt=submit.attempt, candidate=sequence.index, position=begin
         )
-        for _ in range(self.script.tokens_per_step):
-            token_id = self.script.token(submit.sampling.seed, sequence.position, submit.prompt_token_ids)
-            if token_id in submit.sampling.stop_token_ids:
+        last = sequence.position + self.script.tokens_per_step
+        sequence.position = begin
+        while sequence.position < last:
+            token_id = sequence.token(self.script)
+            if token_id in sampling.stop_token_ids and sequence.position >= sampling.min_tokens:
                 output.finish_reason = types_pb2.FINISH_REASON_STOP
             else:
                 output.token_ids.append(token_id)
+                if sampling.HasField("logprobs"):
+                    output.logprobs.append(logprobs_of(token_id, sequence.position, sampling.logprobs))
                 sequence.position += 1
-                if sequence.position == submit.sampling.max_tokens:
+                if sequence.position == sampling.max_tokens:
                     output.finish_reason = self.script.last_reason
             if output.finish_reason:
-                resumed = len(submit.candidates[0].generated_token_ids)
                 output.usage.cached_tokens = 16
-                output.usage.recomputed_tokens = resumed
+                output.usage.recomputed_tokens = sequence.num_resumed
+                if sampling.HasField("beam_search"):
+                    output.score = score_of(sequence.index)
                 break
+        del output.logprobs[: self.script.num_missing_logprobs]
         return output
 
 
-@dataclass
+_Key: TypeAlias = tuple[int, int]
+"""Request and candidate."""
+
+
 class _Sequence:
-    """A request on one stream and how far it is."""
+    """A candidate on one stream and how far it is."""
 
-    submit: runner_pb2.Submit
-    position: int
+    def __init__(self, submit: runner_pb2.Submit, candidate: runner_pb2.Submit.Candidate) -> None:
+        self.submit = submit
+        self.index = candidate.index
+        self.num_resumed = self.position = len(candidate.generated_token_ids)
+
+    def token(self, script: Script) -> int:
+        seed = seed_of(self.submit.sampling.seed, self.index)
+        return script.token(seed, self.position, self.submit.prompt_token_ids)
 
 
-def _step(outputs: list[runner_pb2.SequenceOutput]) -> runner_pb2.ServeResponse:
-    return runner_pb2.ServeResponse(step=runner_pb2.StepOutput(step=1, outputs=outputs))
+def _but_unfinished_searches(
+    outputs: list[runner_pb2.SequenceOutput], sequences: list[_Sequence]
+) -> list[runner_pb2.SequenceOutput]:
+    return [
+        output
+        for output, sequence in zip(outputs, sequences, strict=True)
+        if output.finish_reason or not sequence.submit.sampling.HasField("beam_search")
+    ]
+
+
+def _beams(sequences: list[_Sequence], script: Script) -> list[runner_pb2.BeamOutput]:
+    """The beams of every search that wants them shown; as many as hypotheses, which is enough to tell them apart."""
+    found: dict[int, runner_pb2.BeamOutput] = {}
+    for sequence in sequences:
+        submit = sequence.submit
+        if submit.sampling.beam_search.intermediate and sequence.position < submit.sampling.max_tokens:
+            seed = seed_of(submit.sampling.seed, sequence.index)
+            token_ids = [script.token(seed, place, submit.prompt_token_ids) for place in range(sequence.position)]
+            output = found.setdefault(
+                submit.request, runner_pb2.BeamOutput(request=submit.request, attempt=submit.attempt)
+            )
+            output.beams.add(token_ids=token_ids, score=score_of(sequence.index))
+    return list(found.values())
+
+
+def _step(
+    outputs: list[runner_pb2.SequenceOutput], beams: Sequence[runner_pb2.BeamOutput] = ()
+) -> runner_pb2.ServeResponse:
+    return runner_pb2.ServeResponse(step=runner_pb2.StepOutput(step=1, outputs=outputs, beams=beams))

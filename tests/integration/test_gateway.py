@@ -125,7 +125,7 @@ async def test_each_wrong_request_is_named_and_its_neighbour_lives_on(client: Ga
         (prompt_request([-1]), "token_ids.token_ids[0]"),
         (prompt_request([1, VOCAB_SIZE]), "token_ids.token_ids[1]"),
         (prompt_request([2**31]), "token_ids.token_ids[0]"),
-        (prompt_request(PROMPT, n=2), "sampling.n"),
+        (prompt_request(PROMPT, n=17), "sampling.n"),
         (GenerateRequest(chat={}), "chat.messages"),
     ]
     for request, field in wrong:
@@ -494,20 +494,20 @@ async def test_a_request_that_no_message_can_hold_fails_alone_and_holds_nothing(
 ) -> None:
     runner.script.is_paused = True
     async with running_gateway(runtime_dir, model, max_concurrent=1, max_queue=2) as client:
-        service = client.gateway._service
-        right, wrong = service._model, dataclasses.replace(service._model, end_token_ids=frozenset([-1]))
-        service._model = wrong
+        resolver = client.gateway._service._resolver
+        right, wrong = resolver._model, dataclasses.replace(resolver._model, end_token_ids=frozenset([-1]))
+        resolver._model = wrong
         for _ in range(4):
             assert (await failure(client.stub.Generate(prompt_request(PROMPT))))[0] == grpc.StatusCode.INTERNAL
         assert client.admission() == (0, 0)
         assert not any(link.generations for link in client.gateway._runners._links)
-        service._model = right
+        resolver._model = right
         first = asyncio.create_task(client.generate(prompt_request(PROMPT, max_tokens=5)))
         await until(lambda: client.admission() == (1, 0))
-        service._model = wrong
+        resolver._model = wrong
         second = asyncio.create_task(failure(client.stub.Generate(prompt_request(PROMPT))))
         await until(lambda: client.admission() == (1, 1))
-        service._model = right
+        resolver._model = right
         third = asyncio.create_task(client.generate(prompt_request(PROMPT, max_tokens=5)))
         await until(lambda: client.admission() == (1, 2))
         runner.script.is_paused = False

@@ -10,7 +10,8 @@ import pytest
 from gateway.generation import Generation, ResolvedRequest
 from gateway.runner_client import RunnerClient
 from gateway.runner_link import RunnerLink
-from gateway.validation import Sampling
+from gateway.sampling import Sampling
+from gateway.token_stream import Tokens
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.sockets import SERVER_OPTIONS, RuntimeDir, unix_target
 from pagekeeper.v1 import generate_pb2, runner_pb2, types_pb2
@@ -315,8 +316,7 @@ async def test_a_drain_ends_what_outlives_the_grace(runtime_dir: Path, model: Pa
 
 
 def lonely_generation() -> Generation:
-    sampling = Sampling(0.0, 1.0, 0, 0.0, 1, 100, (), frozenset(), ignore_eos=False)
-    return Generation(ResolvedRequest("r", "default", PROMPT, sampling, 1, 100, frozenset(), 0), [])
+    return Generation(ResolvedRequest("r", "default", PROMPT, Sampling(100), 1, 100))
 
 
 async def test_output_of_an_older_attempt_is_dropped_and_a_gap_ends_the_request(sockets: RuntimeDir) -> None:
@@ -332,13 +332,13 @@ async def test_output_of_an_older_attempt_is_dropped_and_a_gap_ends_the_request(
         )
 
     runners._on_output(link, output(1, 0, [8]))
-    assert generation.token_ids == []
+    assert generation.token_ids[0] == []
     runners._on_output(link, output(2, 0, [9, 10]))
     runners._on_output(link, output(2, 1, [10, 11]))
-    assert generation.token_ids == [9, 10, 11]
+    assert generation.token_ids[0] == [9, 10, 11]
     runners._on_output(link, output(2, 5, [12]))
-    assert generation.token_ids == [9, 10, 11]
+    assert generation.token_ids[0] == [9, 10, 11]
     assert not link.generations
-    assert (await generation.stream.next()).token_ids == [9, 10, 11]
+    assert (await generation.stream.next()).tokens == [Tokens(0, [9, 10, 11])]
     with pytest.raises(BugError):
         await generation.stream.next()

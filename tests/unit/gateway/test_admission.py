@@ -13,8 +13,8 @@ class Door:
         self.admission = Admission(max_concurrent, max_queue)
         self.granted: list[str] = []
 
-    def enter(self, name: str, priority: int = 0, instead_of: Permit | None = None) -> Permit:
-        permit = self.admission.permit(priority, lambda: self.granted.append(name))
+    def enter(self, name: str, priority: int = 0, instead_of: Permit | None = None, num_sequences: int = 1) -> Permit:
+        permit = self.admission.permit(priority, lambda: self.granted.append(name), num_sequences)
         self.admission.enter(permit, instead_of)
         return permit
 
@@ -110,9 +110,51 @@ def test_what_has_been_given_back_is_handed_over_to_nobody() -> None:
 
 
 def test_a_permit_that_was_refused_can_be_left() -> None:
-    door = Door(0, 0)
+    door = Door(1, 0)
+    door.enter("running")
     permit = door.admission.permit(0, lambda: None)
     with pytest.raises(OverloadedError):
         door.admission.enter(permit)
     door.admission.leave(permit)
+    assert (door.admission.running, door.admission.waiting) == (1, 0)
+
+
+def test_every_sequence_counts_and_nobody_overtakes_a_request_with_many() -> None:
+    door = Door(4, 5)
+    three = door.enter("three", num_sequences=3)
+    two = door.enter("two", num_sequences=2)
+    one = door.enter("one")
+    assert door.granted == ["three"]
+    door.admission.leave(three)
+    assert door.granted == ["three", "two", "one"]
+    door.admission.leave(two)
+    door.admission.leave(one)
     assert (door.admission.running, door.admission.waiting) == (0, 0)
+
+
+def test_whoever_waits_behind_a_request_with_many_goes_on_when_that_leaves() -> None:
+    door = Door(4, 5)
+    door.enter("three", num_sequences=3)
+    two = door.enter("two", num_sequences=2)
+    door.enter("one")
+    door.admission.leave(two)
+    assert door.granted == ["three", "one"]
+
+
+def test_a_request_with_more_sequences_than_the_limit_runs_alone() -> None:
+    door = Door(2, 5)
+    many = door.enter("many", num_sequences=8)
+    door.enter("one")
+    assert door.granted == ["many"]
+    door.admission.leave(many)
+    assert door.granted == ["many", "one"]
+
+
+def test_a_newer_stream_with_more_sequences_takes_the_place_of_its_older_one() -> None:
+    door = Door(2, 5)
+    older = door.enter("older")
+    door.enter("other")
+    door.enter("newer", num_sequences=2, instead_of=older)
+    door.enter("late")
+    assert door.granted == ["older", "other", "newer"]
+    assert (door.admission.running, door.admission.waiting) == (2, 1)

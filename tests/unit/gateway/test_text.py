@@ -80,6 +80,68 @@ def test_the_first_complete_stop_string_wins_and_of_those_the_earliest() -> None
     assert StopStrings(["c", "abc"]).push("abcd") == ("", True)
 
 
+def test_an_included_stop_string_is_let_through_and_what_follows_is_not() -> None:
+    strings = StopStrings(["STOP"], include=True)
+    assert [strings.push(piece) for piece in ("a ST", "OP b")] == [("a ", False), ("STOP", True)]
+
+
+def test_a_stop_string_that_is_complete_too_early_is_let_through() -> None:
+    strings = StopStrings(["STOP"])
+    assert strings.push("STOP a", may_stop=False) == ("STOP a", False)
+    assert strings.push(" ST", may_stop=False) == (" ", False)
+    assert strings.push("OP") == ("", True)
+
+
+def test_a_stop_string_within_what_is_held_back_was_complete_too_early() -> None:
+    strings = StopStrings(["b", "abc"])
+    assert strings.push("ab", may_stop=False) == ("", False)
+    assert strings.push("x") == ("abx", False)
+    assert strings.push("ab") == ("a", True)
+
+
+@pytest.mark.parametrize("min_tokens", range(8))
+def test_a_stop_string_counts_from_the_token_on_that_makes_min_tokens(min_tokens: int) -> None:
+    text = tokenizer()
+    token_ids = [*text.encode("x"), *text.encode("x"), *text.encode("x"), *text.encode("x"), *text.encode("x")]
+    answer = Answer(text.detokenizer(), ["x"], min_tokens=min_tokens)
+    expected = max(1, min_tokens) if min_tokens <= 5 else None
+    piece = answer.push(token_ids)
+    assert piece.finish_reason == (FinishReason.STOP if expected else None)
+    assert len(piece.token_ids) == (expected or 5)
+
+
+def test_an_answer_that_a_stop_string_has_ended_gains_nothing_more() -> None:
+    text = tokenizer()
+    answer = Answer(text.detokenizer(), ["STOP"])
+    assert answer.push(text.encode("a STOP")).text == "a "
+    assert answer.push([], FinishReason.STOP) == Piece([], "", FinishReason.STOP)
+
+
+def test_a_fork_of_a_detokenizer_goes_on_by_itself_in_the_middle_of_a_character() -> None:
+    for text, said in (
+        (tokenizer(), "the 🦉 naïve"),
+        (TextTokenizer(byte_fallback_tokenizer().to_str()), "the 🦉 the"),
+    ):
+        token_ids = text.encode(said)
+        for place in range(len(token_ids)):
+            parent = text.detokenizer()
+            begun = parent.push(token_ids[:place])
+            children = [parent.fork() for _ in range(2)]
+            for child in children:
+                pieces = [child.push([token_id]) for token_id in token_ids[place:]]
+                assert "".join([begun, *pieces, child.flush()]) == said
+
+
+def test_a_word_is_made_of_its_tokens_at_the_start_behind_a_space_and_within_a_line() -> None:
+    text = tokenizer()
+    assert text.word_token_ids("owl") == [text.encode("owl"), text.encode(" owl")]
+    assert text.word_token_ids("") == [text.encode(" ")]
+    fallback = TextTokenizer(byte_fallback_tokenizer().to_str())
+    names = [fallback.token_id(name) for name in ("th", "e")]
+    assert names in fallback.word_token_ids("the")
+    assert [fallback.token_id("▁the")] in fallback.word_token_ids("the")
+
+
 def test_a_broken_off_stop_string_is_let_through() -> None:
     strings = StopStrings(["STOP"])
     assert [strings.push(piece)[0] for piece in ("a S", "T", "STO", "x")] == ["a ", "", "ST", "STOx"]
