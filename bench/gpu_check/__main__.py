@@ -86,7 +86,7 @@ def _parse(arguments: Sequence[str] | None, names: list[str]) -> argparse.Namesp
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_check", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only what a CPU can do")
     parser.add_argument("--only", action="append", choices=names, help="only this section; may be repeated")
-    parser.add_argument("--budget-s", type=float, default=330.0, help="end within so many seconds")
+    parser.add_argument("--budget-s", type=float, default=345.0, help="end within so many seconds")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="of all inputs")
     out = Path(os.environ.get("OUT") or "build/gpu-check")
     parser.add_argument("--out", type=Path, default=out, help="folder of the report; default: $OUT or build/gpu-check")

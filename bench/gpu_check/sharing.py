@@ -25,14 +25,14 @@ def tasks(setting: Setting) -> list[Task]:
     """The section."""
     first, *others = ["memfd"] if setting.dry_run else ["cuda_ipc", "cuda_vmm"]
     tasks = [
-        _task("real processes", real_processes, first, 75),
+        _task("real processes", real_processes, first, 90),
         _task("deaths", functools.partial(_deaths, count=2 if setting.dry_run else 10), first, 45),
         _task("owner killed", _owner_killed, first, 30),
         _task("PID namespaces", _namespaces, first, 25),
     ]
     for memory in others:
         tasks += [
-            _task("real processes", real_processes, memory, 60),
+            _task("real processes", real_processes, memory, 75),
             _task("owner killed", _owner_killed, memory, 30),
             _task("PID namespaces", _namespaces, memory, 25),
             _task("deaths", functools.partial(_deaths, count=4), memory, 30),
