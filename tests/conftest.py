@@ -5,6 +5,7 @@ After each of them the pool must be whole and empty of sequences. Tests that nee
 something, start their own with `start_server`.
 """
 
+import os
 import shutil
 import tempfile
 import time
@@ -17,6 +18,10 @@ import pytest
 from pagekeeper.cli.demo_model import demo_model_path
 from pagekeeper.cli.server import Server
 from pagekeeper.client import AdminClient
+
+# Read when triton is first imported, by whichever test does it: kernels are interpreted in this process, and whatever
+# compiles them does so in one of its own. On a GPU, run the tests marked gpu by themselves, with 0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 KINDS = ("gpu", "docker", "peer")
 DRAIN_LIMIT_S = 20.0
