@@ -23,6 +23,7 @@ from rich.table import Table
 from model_runner.batch import lay_out, write_sampled_tokens
 from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.sequence import SamplingParams, Sequence
+from model_runner.step import Sampled
 from pagekeeper.common.ids import BlockId, SequenceId
 from pagekeeper.common.operations import (
     BlockRef,
@@ -112,7 +113,7 @@ def measure(batch_size: int, context: int, steps: int = _STEPS) -> dict[str, flo
         with timed("lay out"):
             inputs = lay_out(draft, _BLOCK_SIZE, reserve, padded_to=batch_size, look_for_sharing=True)
         with timed("complete"):
-            scheduler.complete([_TOKEN] * len(step.entries))
+            scheduler.complete(Sampled([_TOKEN] * len(step.entries)))
         with timed("tokens"):
             step = scheduler.schedule()
             write_sampled_tokens(inputs, step)

@@ -49,6 +49,7 @@ def lay_out(
     counts = [num_tokens for _, num_tokens in entries]
     lasts = [sequence.num_computed + num_tokens for sequence, num_tokens in entries]
     sampled = [row for row, entry in enumerate(entries) if entry.samples]
+    sampling = [entries[row].sequence for row in sampled]
     padding = 0 if padded_to is None else padded_to - len(entries)
     layout = InputLayout(
         num_tokens=sum(counts) + padding,
@@ -60,7 +61,7 @@ def lay_out(
     words = reserve(layout.num_words)
     inputs = InputWords(layout, words)
     _write_sequences(inputs, entries, counts, lasts, block_size)
-    _write_sampling(inputs, [entries[row].sequence for row in sampled], sampled)
+    _write_sampling(inputs, sampling, sampled)
     if padding:
         _write_padding(inputs, sum(counts), len(entries))
     for row, copy in zip(inputs.copies, step.copies, strict=True):
@@ -79,6 +80,7 @@ def lay_out(
         num_decodes=num_decodes + padding,
         num_samples=len(sampled),
         sampling_needs=needs_of(inputs.sampling[:, : len(sampled)]),
+        num_continuations={i: s.num_continuations for i, s in enumerate(sampling) if s.num_continuations},
         has_shared_blocks=shared_blocks > 0,
     )
 

@@ -1,7 +1,9 @@
 """The device seen as a queue: one step is launched and runs by itself while the engine talks to the cache manager."""
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,7 +16,7 @@ from kernels.kv_pool import KvPool
 from model_runner.batch import DeviceBatch, lay_out, view_batch
 from model_runner.inputs import StepInputs
 from model_runner.model.decoder import Decoder
-from model_runner.step import Step
+from model_runner.step import Continuations, Sampled, Step
 from pagekeeper.common.errors import ConfigurationError
 
 
@@ -26,8 +28,8 @@ class Flight(Protocol):
         """The step has ended, whatever came of it. May be asked by any thread."""
         ...
 
-    def result(self) -> tuple[list[int], float]:
-        """Wait for the end: the sampled ids, in order of the entries that sample, and its time.monotonic().
+    def result(self) -> tuple[Sampled, float]:
+        """Wait for the end: what it brings, and its time.monotonic().
 
         Valid until the launch after the next.
         """
@@ -86,7 +88,7 @@ def check_device(of_pool: torch.device, of_model: torch.device) -> None:
 class CpuFlight:
     """A step that a thread runs."""
 
-    def __init__(self, future: Future[tuple[list[int], float]]) -> None:
+    def __init__(self, future: Future[tuple[Sampled, float]]) -> None:
         self._future = future
 
     @property
@@ -94,7 +96,7 @@ class CpuFlight:
         """See `Flight`."""
         return self._future.done()
 
-    def result(self) -> tuple[list[int], float]:
+    def result(self) -> tuple[Sampled, float]:
         """See `Flight`; what the step raised is raised again."""
         return self._future.result()
 
@@ -136,17 +138,50 @@ class CpuDevice:
         """See `Device`; ends the thread."""
         self._thread.shutdown()
 
-    def _run(self, inputs: StepInputs, pool: KvPool) -> tuple[list[int], float]:
+    def _run(self, inputs: StepInputs, pool: KvPool) -> tuple[Sampled, float]:
         with torch.inference_mode():
             batch = view_batch(inputs, torch.from_numpy(inputs.words))
-            return run_eagerly(batch, self._decoder, self._kernels, pool).tolist(), time.monotonic()
+            logits = run_eagerly(batch, self._decoder, self._kernels, pool)
+            if logits is None:
+                return Sampled([]), time.monotonic()
+            tokens = self._kernels.sample(logits, batch.sampling).tolist()
+            likeliest = Likeliest.of(logits, inputs.num_continuations)
+            return Sampled(tokens, continuations=likeliest.tolist()), time.monotonic()
 
 
-def run_eagerly(batch: DeviceBatch, decoder: Decoder, kernels: Kernels, pool: KvPool) -> torch.Tensor:
-    """Copy, compute and sample, operation by operation; returns a token id for each of `batch.logit_rows`."""
+def run_eagerly(batch: DeviceBatch, decoder: Decoder, kernels: Kernels, pool: KvPool) -> torch.Tensor | None:
+    """Copy and compute, operation by operation; returns logits for each of `batch.logit_rows`, None if it has none."""
     if len(batch.copies):
         kernels.copy_blocks(pool, batch.copies)
     if not len(batch.token_ids):
-        return batch.logit_rows
+        return None
     logits = decoder.forward(batch.token_ids, batch.positions, batch.attention, pool, batch.logit_rows)
-    return kernels.sample(logits, batch.sampling) if len(logits) else batch.logit_rows
+    return logits if len(logits) else None
+
+
+@dataclass(frozen=True)
+class Likeliest:
+    """The likeliest tokens of some rows of logits."""
+
+    counts: Mapping[int, int]
+    """By row, how many."""
+    token_ids: torch.Tensor | None = None
+    """[len(counts), most of them] int64."""
+    logprobs: torch.Tensor | None = None
+    """The same shape."""
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, counts: Mapping[int, int]) -> "Likeliest":
+        """Find them in `logits [rows, vocabulary]`."""
+        if not counts:
+            return cls(counts)
+        wanted = logits[list(counts)].log_softmax(dim=-1)
+        found = wanted.topk(min(max(counts.values()), wanted.shape[-1]))
+        return cls(counts, found.indices, found.values)
+
+    def tolist(self) -> dict[int, Continuations]:
+        """By row, tokens and their log-probabilities; waits for the device."""
+        if self.token_ids is None or self.logprobs is None:
+            return {}
+        rows = zip(self.counts.items(), self.token_ids.tolist(), self.logprobs.tolist(), strict=True)
+        return {row: list(zip(ids[:count], logprobs[:count], strict=True)) for (row, count), ids, logprobs in rows}

@@ -164,8 +164,8 @@ class Engine:
             self._scheduler.advance(step)
             if connected:
                 self._draft()
-            tokens, _ = flight.result()
-            self._pending = (self._step_number, self._scheduler.complete(tokens))
+            sampled, _ = flight.result()
+            self._pending = (self._step_number, self._scheduler.complete(sampled))
             self._step_seconds += time.monotonic() - started
         self._state = EngineState(since=time.monotonic(), step=self._step_number)
         if not connected:

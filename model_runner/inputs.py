@@ -141,5 +141,7 @@ class StepInputs:
     num_samples: int
     """Tokens to be sampled, padding not included."""
     sampling_needs: SamplingNeeds
+    num_continuations: dict[int, int]
+    """By sample, how many of the likeliest tokens are wanted; only those that want some."""
     has_shared_blocks: bool
     """The decodes begin with blocks in common that are worth reading once for all."""

@@ -3,7 +3,7 @@
 Policy only: plain data in, plain data out. A step works on what was granted before it was launched; what the step
 after it needs is asked for while it runs, so the device never waits for an answer. The engine calls, once a step,
 
-    schedule()  →  plan()  →  apply(results)  →  advance(step)  →  draft()  →  complete(tokens)
+    schedule()  →  plan()  →  apply(results)  →  advance(step)  →  draft()  →  complete(sampled)
 
 Until `complete` a placeholder stands for each token that the step samples, so the next step can be chosen, and its
 batch laid out, while this one runs. What is drafted is scheduled unless a sequence in it has ended.
@@ -20,7 +20,7 @@ from operator import attrgetter
 
 from model_runner.block_table import BlockTable
 from model_runner.sequence import FinishReason, Sequence, Status
-from model_runner.step import Output, Scheduled, Step
+from model_runner.step import Output, Sampled, Scheduled, Step
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.ids import SequenceId
 from pagekeeper.common.operations import (
@@ -186,10 +186,14 @@ class Scheduler:
                 sequence.token_ids.append(_PLACEHOLDER)
                 self._sampling.append(sequence)
 
-    def complete(self, tokens: list[int]) -> list[Output]:
-        """Take in the end of the step. `tokens` has one id for each of its entries that samples, in order."""
+    def complete(self, sampled: Sampled) -> list[Output]:
+        """Take in the end of the step."""
         sampling, self._sampling = self._sampling, []
-        return [self._take_in(sequence, token) for sequence, token in zip(sampling, tokens, strict=True)]
+        outputs = [self._take_in(sequence, token) for sequence, token in zip(sampling, sampled.token_ids, strict=True)]
+        for sample, logprobs in sampled.logprobs.items():
+            if outputs[sample].token_id is not None:
+                outputs[sample] = outputs[sample]._replace(logprobs=logprobs)
+        return outputs
 
     def restart(self) -> None:
         """Forget every grant: the pool is gone or the session is new, so every live sequence waits to be opened again.

@@ -78,6 +78,8 @@ class Sequence:
     """Lower is served earlier."""
     num_resumed_tokens: int = 0
     """Generated tokens that came with the submission."""
+    num_continuations: int = 0
+    """How many of the likeliest next tokens are wanted instead of one: the sequence is a beam of a search."""
 
     status: Status = Status.WAITING
     block_table: BlockTable = field(default_factory=BlockTable)

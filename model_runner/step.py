@@ -1,6 +1,7 @@
 """What one step computes, and what comes of it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from model_runner.sequence import FinishReason, Sequence
@@ -32,6 +33,36 @@ class Step:
         return sum(entry.num_tokens for entry in self.entries)
 
 
+class TokenLogprobs(NamedTuple):
+    """How likely the model held a token to be; see TokenLogprobs in types.proto."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """One more than the number of tokens that are likelier."""
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+Continuations = list[tuple[int, float]]
+"""The likeliest next tokens of a sequence with their log-probabilities, likeliest first, of equals the lower id."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a step's end brings. A sample is a sequence that gains a token; they count in the order of the inputs.
+
+    Columns rather than a row for each sample: most steps bring nothing but tokens.
+    """
+
+    token_ids: list[int]
+    """One for each sample."""
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    """By sample, for those that ask for them."""
+    continuations: Mapping[int, Continuations] = field(default_factory=dict)
+    """By sample, for those with `Sequence.num_continuations`; after everything that changes logits."""
+
+
 class Output(NamedTuple):
     """One sequence's news of a step: a token at `position` of the answer, the end, or both."""
 
@@ -39,3 +70,5 @@ class Output(NamedTuple):
     position: int
     token_id: int | None
     finish_reason: FinishReason | None
+    logprobs: TokenLogprobs | None = None
+    """Of the token, if they were asked for."""

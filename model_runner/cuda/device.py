@@ -22,10 +22,10 @@ from model_runner.cuda.graphs import DecodeGraphs
 from model_runner.cuda.queue import Event, Queue
 from model_runner.cuda.staging import Staging
 from model_runner.cuda.warm_up import warm_up_steps
-from model_runner.device import check_device, run_eagerly, view_pool
+from model_runner.device import Likeliest, check_device, run_eagerly, view_pool
 from model_runner.inputs import InputLayout, InputWords, StepInputs
 from model_runner.model.decoder import Decoder
-from model_runner.step import Step
+from model_runner.step import Sampled, Step
 from pagekeeper.common.errors import BugError, ConfigurationError
 
 
@@ -44,11 +44,14 @@ class DeviceLimits:
 class CudaFlight:
     """A step on the stream."""
 
-    def __init__(self, launched: float, began: Event, ended: Event, tokens: torch.Tensor) -> None:
+    def __init__(
+        self, launched: float, began: Event, ended: Event, tokens: torch.Tensor, likeliest: list[Likeliest]
+    ) -> None:
         self._launched = launched
         self._began = began
         self._ended = ended
         self._tokens = tokens
+        self._likeliest = likeliest
 
     @property
     def ended(self) -> bool:
@@ -58,14 +61,16 @@ class CudaFlight:
         except RuntimeError:
             return True
 
-    def result(self) -> tuple[list[int], float]:
+    def result(self) -> tuple[Sampled, float]:
         """See `Flight`.
 
         Raises:
             RuntimeError: the step failed; nothing can be launched any more.
         """
         self._ended.synchronize()
-        return self._tokens.tolist(), self._launched + self._ended.seconds_since(self._began)
+        continuations = {row: found for likeliest in self._likeliest for row, found in likeliest.tolist().items()}
+        sampled = Sampled(self._tokens.tolist(), continuations=continuations)
+        return sampled, self._launched + self._ended.seconds_since(self._began)
 
 
 class CudaDevice:
@@ -133,8 +138,9 @@ class CudaDevice:
         words, tokens = self._words[: inputs.layout.num_words], staging.tokens[: inputs.num_samples]
         launched, began = time.monotonic(), self._queue.record()
         staging.copy_to(words, self._queue)
-        self._queue.run(lambda: self._run(inputs, words, pool, tokens))
-        return CudaFlight(launched, began, self._queue.record(), tokens)
+        likeliest: list[Likeliest] = []  # filled in by the time when the step has ended
+        self._queue.run(lambda: self._run(inputs, words, pool, tokens, likeliest))
+        return CudaFlight(launched, began, self._queue.record(), tokens, likeliest)
 
     def close(self) -> None:
         """See `Device`."""
@@ -161,17 +167,28 @@ class CudaDevice:
         return self._pool
 
     @torch.inference_mode()
-    def _run(self, inputs: StepInputs, words: torch.Tensor, pool: KvPool, tokens: torch.Tensor) -> None:
+    def _run(
+        self,
+        inputs: StepInputs,
+        words: torch.Tensor,
+        pool: KvPool,
+        tokens: torch.Tensor,
+        likeliest: list[Likeliest],
+    ) -> None:
         found = self._graphs.find(inputs)
         if found is None:
-            sampled = run_eagerly(view_batch(inputs, words), self._decoder, self._kernels, pool)
+            batch = view_batch(inputs, words)
+            logits, sampling = run_eagerly(batch, self._decoder, self._kernels, pool), batch.sampling
+            if logits is None:
+                return
         else:
             views, needs = InputWords(inputs.layout, words), inputs.sampling_needs
             if inputs.layout.num_copies:
                 self._kernels.copy_blocks(pool, views.copies)
             logits = self._graphs.replay(found, inputs.layout, views.block_tables)
             sampling = dataclasses.replace(found.sampling, all_greedy=needs.all_greedy, filters=needs.filters)
-            sampled = self._kernels.sample(logits, sampling)
+        sampled = self._kernels.sample(logits, sampling)
+        likeliest.append(Likeliest.of(logits, inputs.num_continuations))
         tokens.copy_(sampled[: len(tokens)], non_blocking=True)
 
     def _forward(self, batch: DeviceBatch, pool: KvPool, logits: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from kernels.kv_layout import KvLayout
 from model_runner.batch import lay_out, write_sampled_tokens
 from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.sequence import SamplingParams, Sequence
-from model_runner.step import Output
+from model_runner.step import Output, Sampled
 from pagekeeper.common.ids import SequenceId
 from tests.fakes.local_cache import LocalCache, LocalPool
 
@@ -66,7 +66,7 @@ class Runner:
         if self.drafts:
             draft = self.scheduler.draft()
             self.drafted = (draft, lay_out(draft, LAYOUT.block_size, zeros))
-        return inputs.words.tolist(), self.scheduler.complete(tokens)
+        return inputs.words.tolist(), self.scheduler.complete(Sampled(tokens))
 
     @staticmethod
     def sample(sequence: int, position: int) -> int:

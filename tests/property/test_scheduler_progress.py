@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kernels.kv_layout import KvLayout
 from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.sequence import SamplingParams, Sequence
+from model_runner.step import Sampled
 from pagekeeper.common.ids import SequenceId
 from tests.fakes.local_cache import LocalCache, LocalPool
 
@@ -50,7 +51,7 @@ class Runner:
         self.scheduler.apply(self.cache.receive(0))
         num_samples = sum(entry.samples for entry in step.entries)
         self.scheduler.advance(step)
-        for output in self.scheduler.complete([5] * num_samples):
+        for output in self.scheduler.complete(Sampled([5] * num_samples)):
             if output.finish_reason is not None:
                 self.ended.add(output.sequence.id)
         waits = bool(self.scheduler.waiting) and not step.entries

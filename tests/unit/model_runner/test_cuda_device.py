@@ -17,7 +17,7 @@ from model_runner.cuda.staging import Staging
 from model_runner.device import CpuDevice, Flight, check_device, view_pool
 from model_runner.model.load import LoadedModel, load_decoder
 from model_runner.sequence import FinishReason, SamplingParams, Sequence
-from model_runner.step import Scheduled, Step
+from model_runner.step import Sampled, Scheduled, Step
 from pagekeeper.common.errors import BugError, ConfigurationError
 from pagekeeper.common.ids import BlockId, SequenceId
 from pagekeeper.common.operations import BlockCopy, BlockRef
@@ -152,8 +152,8 @@ def test_decodes_replay_a_graph_of_their_size_and_a_prefill_replays_none(played:
     assert not any(graph.num_replays for graph in played.queue.graphs)
     for sequence in sequences:
         sequence.token_ids.append(5)
-    tokens, _ = played.launch(*((sequence, 1) for sequence in sequences)).result()
-    assert len(tokens) == 3
+    sampled, _ = played.launch(*((sequence, 1) for sequence in sequences)).result()
+    assert len(sampled.token_ids) == 3
     replays = {i: graph.num_replays for i, graph in enumerate(played.queue.graphs) if graph.num_replays}
     # Largest first, two of a size from 4 on: 16, 8, 4, 2, 1.
     assert replays == {4: 1}
@@ -164,8 +164,8 @@ def test_a_launched_step_has_not_ended_until_its_tokens_are_there(played: Played
     assert not flight.ended
     played.queue.synchronize()
     assert flight.ended
-    tokens, ended_at = flight.result()
-    assert len(tokens) == 1
+    sampled, ended_at = flight.result()
+    assert len(sampled.token_ids) == 1
     assert ended_at > 0
 
 
@@ -188,7 +188,7 @@ def test_a_step_of_copies_alone_copies(played: Played) -> None:
     played.launch((sequence, 8))
     source = sequence.block_table.blocks[0]
     flight = played.launch(copies=[BlockCopy(0, source, BlockRef(BlockId(60), 1), 8)])
-    assert flight.result()[0] == []
+    assert flight.result()[0] == Sampled([])
     blocks = view_pool(played.pool.memory, played.layout, NUM_BLOCKS).blocks
     assert blocks[60].equal(blocks[source.id])
 

@@ -6,7 +6,7 @@ import pytest
 
 from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.sequence import FinishReason, SamplingParams, Sequence, Status
-from model_runner.step import Output
+from model_runner.step import Output, Sampled
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.ids import BlockId, SequenceId
 from pagekeeper.common.operations import (
@@ -100,7 +100,7 @@ class Runner:
         self.scheduler.apply(self.answers(operations))
         num_samples = sum(entry.samples for entry in step.entries)
         self.scheduler.advance(step)
-        outputs = self.scheduler.complete([token] * num_samples)
+        outputs = self.scheduler.complete(Sampled([token] * num_samples))
         return {e.sequence.id: e.num_tokens for e in step.entries}, operations, outputs
 
 
