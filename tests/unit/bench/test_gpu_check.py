@@ -113,9 +113,9 @@ def test_wheels_make_packages_importable(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_section_leaves_behind_is_removed() -> None:
-    with scratch_folder(seed=987654321987, num_bytes=1) as mine, scratch_folder(seed=1, num_bytes=1) as anothers:
+    with scratch_folder(seed=987654321987, num_bytes=1) as mine, scratch_folder(seed=1, num_bytes=1) as other:
         remove_leftovers(987654321987)
         assert not mine.exists()
-        assert anothers.exists()
+        assert other.exists()
     with pytest.raises(NotRunError, match="room for"), scratch_folder(seed=1, num_bytes=1 << 60):
         pass
