@@ -5,7 +5,6 @@ fingerprint and the layout. Two blocks of one pool with equal hashes therefore h
 """
 
 import struct
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from hashlib import sha256
@@ -15,6 +14,9 @@ from typing import NamedTuple
 from cache_manager.block import Block, Content
 from kernels.kv_layout import KvLayout
 from pagekeeper.common.ids import BlockHash
+
+_PARENT_BYTES = sha256().digest_size
+_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def _field(tag: bytes, value: bytes) -> bytes:
 
 
 def root_hash(fingerprint: Fingerprint, layout: KvLayout) -> BlockHash:
-    """The parent of every first block of a pool."""
+    """What every chain of a pool starts from."""
     digest = sha256()
     for part in (fingerprint, layout):
         for item in fields(part):
@@ -43,27 +45,33 @@ def root_hash(fingerprint: Fingerprint, layout: KvLayout) -> BlockHash:
     return BlockHash(digest.digest())
 
 
-def block_hash(parent: BlockHash, tenant: str, token_ids: list[int]) -> BlockHash:
-    """The hash of a full block that follows `parent`. Token ids are 32-bit unsigned numbers."""
-    digest = sha256(_field(b"parent", parent))
+def tenant_root(root: BlockHash, tenant: str) -> BlockHash:
+    """The parent of a tenant's first blocks, so that every parent's hash covers the tenant."""
+    return _block_hash(Content(root), tenant)
+
+
+def content_of(parent: BlockHash, token_ids: list[int]) -> Content:
+    """What a block holds that begins with these tokens after `parent`. Token ids are 32-bit unsigned numbers."""
+    return Content(parent + struct.pack(f"<{len(token_ids)}I", *token_ids))
+
+
+def chain(parent: BlockHash, tenant: str, token_ids: list[int], block_size: int) -> Iterator[tuple[BlockHash, Content]]:
+    """Hash and content of the full blocks that `token_ids` fill after `parent`, one by one, without a partial block."""
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        content = content_of(parent, token_ids[start : start + block_size])
+        parent = _block_hash(content, tenant)
+        yield parent, content
+
+
+def _block_hash(content: Content, tenant: str) -> BlockHash:
+    digest = sha256(_field(b"parent", content[:_PARENT_BYTES]))
     digest.update(_field(b"tenant", tenant.encode()))
-    digest.update(_field(b"tokens", struct.pack(f"<{len(token_ids)}I", *token_ids)))
+    digest.update(_field(b"tokens", content[_PARENT_BYTES:]))
     return BlockHash(digest.digest())
 
 
-def chain_hashes(parent: BlockHash, tenant: str, token_ids: list[int], block_size: int) -> Iterator[BlockHash]:
-    """The hashes of the full blocks that `token_ids` fill after `parent`, one by one; a partial block is left out."""
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        parent = block_hash(parent, tenant, token_ids[start : start + block_size])
-        yield parent
-
-
 MOST_CANDIDATES = 16
-"""Blocks with the same parent and first token that are compared, newest first: a popular beginning may have thousands,
-and 16 take 6 us."""
-
-_Beginning = tuple[BlockHash, str, int]
-"""Parent, tenant and first token. The tenant is in the parent's hash as well, but not in the root's."""
+"""Blocks with the same parent and first token that are compared, newest first; a popular beginning has thousands."""
 
 
 class PartialHit(NamedTuple):
@@ -82,7 +90,8 @@ class PrefixCache:
 
     def __init__(self) -> None:
         self._blocks: dict[BlockHash, Block] = {}
-        self._newest: dict[_Beginning, Block] = {}
+        self._newest: dict[bytes, Block] = {}
+        """By parent and first token."""
         self._num_tails = 0
 
     def __len__(self) -> int:
@@ -92,10 +101,10 @@ class PrefixCache:
         """The full block with this content, if there is one."""
         return self._blocks.get(block_hash)
 
-    def longest_prefix(self, hashes: Iterator[BlockHash], limit: int) -> list[Block]:
-        """The blocks of the first hashes that are all found, at most `limit`; hashes beyond are not computed."""
+    def longest_prefix(self, chained: Iterator[tuple[BlockHash, Content]], limit: int) -> list[Block]:
+        """The first blocks of a chain that are all found, at most `limit`; what follows is not computed."""
         found: list[Block] = []
-        for block_hash in islice(hashes, limit):
+        for block_hash, _ in islice(chained, limit):
             block = self._blocks.get(block_hash)
             if block is None:
                 break
@@ -103,12 +112,12 @@ class PrefixCache:
         return found
 
     def partial_hit(self, wanted: Content) -> PartialHit | None:
-        """The block with the most leading tokens of `wanted`, which has one at least; the newest of several."""
-        best, num_tokens = None, 0
-        for block, token_ids in islice(self._beginning_like(wanted), MOST_CANDIDATES):
-            while num_tokens < len(wanted.token_ids) and _agree(token_ids, wanted.token_ids, num_tokens + 1):
-                best, num_tokens = block, num_tokens + 1
-        return None if best is None else PartialHit(best, num_tokens)
+        """The block with the most leading tokens of `wanted`, at least one; the newest of several."""
+        best, common = None, _PARENT_BYTES
+        for block, content in islice(self._beginning_like(wanted), MOST_CANDIDATES):
+            while common < len(wanted) and content.startswith(wanted[: common + _TOKEN_BYTES]):
+                best, common = block, common + _TOKEN_BYTES
+        return None if best is None else PartialHit(best, (common - _PARENT_BYTES) // _TOKEN_BYTES)
 
     def add(self, block: Block, content: Content, block_hash: BlockHash) -> None:
         """Make a full block findable. There must be no block with this hash."""
@@ -118,8 +127,7 @@ class PrefixCache:
 
     def add_tail(self, block: Block, content: Content) -> None:
         """Make a tail findable, unless another block is found that holds the same: then it has no content."""
-        found = self.partial_hit(content)
-        if found is not None and found.num_tokens == len(content.token_ids):
+        if any(other.startswith(content) for _, other in islice(self._beginning_like(content), MOST_CANDIDATES)):
             block.content = None
         else:
             self._num_tails += 1
@@ -150,10 +158,10 @@ class PrefixCache:
         before = block.newer.older if block.newer else self._newest.get(_beginning(block.content))
         return before is block and (block.older is None or block.older.newer is block)
 
-    def _beginning_like(self, content: Content) -> Iterator[tuple[Block, "array[int]"]]:
+    def _beginning_like(self, content: Content) -> Iterator[tuple[Block, Content]]:
         block = self._newest.get(_beginning(content))
         while block is not None and block.content is not None:
-            yield block, block.content.token_ids
+            yield block, block.content
             block = block.older
 
     def _link(self, block: Block, content: Content) -> None:
@@ -165,9 +173,5 @@ class PrefixCache:
         self._newest[beginning] = block
 
 
-def _beginning(content: Content) -> _Beginning:
-    return content.parent, content.tenant, content.token_ids[0]
-
-
-def _agree(one: "array[int]", other: "array[int]", num_tokens: int) -> bool:
-    return one[:num_tokens] == other[:num_tokens]
+def _beginning(content: Content) -> bytes:
+    return content[: _PARENT_BYTES + _TOKEN_BYTES]

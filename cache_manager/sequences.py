@@ -1,13 +1,12 @@
 """The sequences of one session, and what each operation does to their block tables."""
 
-from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
 from cache_manager.block import Block, BlockState, Content
 from cache_manager.block_pool import BlockPool
 from cache_manager.events import BlockStored
-from cache_manager.prefix_cache import PartialHit, chain_hashes
+from cache_manager.prefix_cache import PartialHit, chain, content_of, tenant_root
 from cache_manager.stats import Counters
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.ids import BlockHash, SequenceId
@@ -91,8 +90,8 @@ class Sequences:
         Whole blocks of its prefix are shared. Where they end, the block that agrees with it for the longest is copied.
         """
         tokens, size = operation.token_ids, self.block_size
-        hashes = chain_hashes(self.root, operation.tenant, tokens, size)
-        hits = self.pool.prefix_cache.longest_prefix(hashes, operation.max_cached_tokens // size)
+        chained = chain(tenant_root(self.root, operation.tenant), operation.tenant, tokens, size)
+        hits = self.pool.prefix_cache.longest_prefix(chained, operation.max_cached_tokens // size)
         in_use = sum(block.state is not BlockState.FREE for block in hits)
         needed = self.most_needed(operation) - in_use
         if needed > self.pool.num_free:
@@ -161,21 +160,19 @@ class Sequences:
                 return Refused(f"block {named.id}.{named.generation} is stale: the entry names {block!r}")
         if not _are_token_ids(operation.token_ids):
             return _not_token_ids()
-        parent = self._hash_before(sequence.blocks, first)
-        hashes = list(chain_hashes(parent, sequence.tenant, operation.token_ids, size))
-        for block, block_hash in zip(blocks, hashes, strict=True):
+        parent = self._hash_before(sequence.tenant, sequence.blocks, first)
+        chained = list(chain(parent, sequence.tenant, operation.token_ids, size))
+        for block, (block_hash, _) in zip(blocks, chained, strict=True):
             if block.hash is not None and block.hash != block_hash:
                 return Refused(f"{block!r} was sealed with other tokens")
 
         listener = self.pool.listener
-        for index, block_hash in enumerate(hashes, first):
-            token_ids = operation.token_ids[(index - first) * size : (index - first + 1) * size]
-            content = Content(parent, sequence.tenant, array("I", token_ids))
+        for index, (block_hash, content) in enumerate(chained, first):
             is_new = self._seal_entry(sequence, index, content, block_hash)
             if is_new and listener is not None:
-                parent_hash = parent if index else None
+                parent_hash = sequence.blocks[index - 1].hash if index else None
+                token_ids = operation.token_ids[(index - first) * size : (index - first + 1) * size]
                 listener(BlockStored(self.counters.events, block_hash, parent_hash, sequence.tenant, token_ids))
-            parent = block_hash
         sequence.num_sealed += count
         sequence.length = max(sequence.length, sequence.num_sealed * size)
         return Sealed([block.ref for block in sequence.blocks[first : first + count]])
@@ -242,9 +239,9 @@ class Sequences:
             own[block] = own.get(block, 0) + 1
         return sum(not block.references and block.holds == count for block, count in own.items())
 
-    def _hash_before(self, blocks: list[Block], index: int) -> BlockHash:
-        """What a block at `index` of this table follows, if all before it are sealed."""
-        parent = blocks[index - 1].hash if index else self.root
+    def _hash_before(self, tenant: str, blocks: list[Block], index: int) -> BlockHash:
+        """What a block at `index` of a table follows, if all before it are sealed."""
+        parent = blocks[index - 1].hash if index else tenant_root(self.root, tenant)
         if parent is None:
             raise BugError(f"{blocks[index - 1]!r} is counted as sealed")
         return parent
@@ -253,11 +250,8 @@ class Sequences:
         """What to copy into the block after the hits. A FREE source is then held, so only if there is one to spare."""
         first = len(hits) * self.block_size
         last = min(first + self.block_size, operation.max_cached_tokens)
-        token_ids = array("I", operation.token_ids[first:last])
-        if not token_ids:
-            return None
-        wanted = Content(self._hash_before(hits, len(hits)), operation.tenant, token_ids)
-        found = self.pool.prefix_cache.partial_hit(wanted)
+        parent = self._hash_before(operation.tenant, hits, len(hits))
+        found = self.pool.prefix_cache.partial_hit(content_of(parent, operation.token_ids[first:last]))
         return found if found is None or spare or found.block.state is not BlockState.FREE else None
 
     def _keep_tail(self, sequence: Sequence, token_ids: list[int]) -> None:
@@ -267,8 +261,9 @@ class Sequences:
         """
         block = sequence.blocks[sequence.num_sealed]
         if block.state is BlockState.LEASED and block.references == 1:
-            parent = self._hash_before(sequence.blocks, sequence.num_sealed)
-            block.content = Content(parent, sequence.tenant, array("I", token_ids))
+            block.content = content_of(
+                self._hash_before(sequence.tenant, sequence.blocks, sequence.num_sealed), token_ids
+            )
 
     def _grow(self, sequence: Sequence, length: int) -> None:
         for index in range(len(sequence.blocks), self._blocks_for(length)):

@@ -1,16 +1,15 @@
 """Two runners at a tiny pool against a naive model; and bugs planted to see that they are caught."""
 
-from array import array
 from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from cache_manager import prefix_cache
-from cache_manager.block import Block, BlockState, Content
+from cache_manager import prefix_cache, sequences
+from cache_manager.block import Block, BlockState
 from cache_manager.block_pool import BlockPool
-from cache_manager.prefix_cache import PrefixCache
+from cache_manager.prefix_cache import PrefixCache, content_of
 from cache_manager.sequences import Sequence, Sequences
 from cache_manager.tickets import OpenTickets
 from tests.property.pool_machine import PoolMachine
@@ -54,8 +53,8 @@ def _write_a_shared_tail_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_the_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = prefix_cache.block_hash
-    monkeypatch.setattr(prefix_cache, "block_hash", lambda parent, tenant, tokens: hashed(parent, "", tokens))
+    hashed = prefix_cache._block_hash
+    monkeypatch.setattr(prefix_cache, "_block_hash", lambda content, tenant: hashed(content, ""))
 
 
 def _keep_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,15 +89,15 @@ def _take_the_last_block_for_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_the_tenant_of_a_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_cache, "_beginning", lambda content: (content.parent, "", content.token_ids[0]))
+    monkeypatch.setattr(sequences, "tenant_root", lambda root, tenant: root)
 
 
 def _believe_a_release_while_another_table_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep_tail(sequences: Sequences, sequence: Sequence, token_ids: list[int]) -> None:
+    def keep_tail(self: Sequences, sequence: Sequence, token_ids: list[int]) -> None:
         block = sequence.blocks[sequence.num_sealed]
         if block.state is BlockState.LEASED:
-            parent = sequences._hash_before(sequence.blocks, sequence.num_sealed)
-            block.content = Content(parent, sequence.tenant, array("I", token_ids))
+            parent = self._hash_before(sequence.tenant, sequence.blocks, sequence.num_sealed)
+            block.content = content_of(parent, token_ids)
 
     monkeypatch.setattr(Sequences, "_keep_tail", keep_tail)
 

@@ -1,13 +1,11 @@
-from array import array
-
 from cache_manager.block import Block, Content, FreeQueue
-from pagekeeper.common.ids import BlockHash, BlockId
+from pagekeeper.common.ids import BlockId
 
 
 def _block(block_id: int, *, cached: bool = False) -> Block:
     block = Block(BlockId(block_id))
     if cached:
-        block.content = Content(BlockHash(bytes(32)), "tenant", array("I", [block_id]))
+        block.content = Content(bytes(36))
     return block
 
 

@@ -1,13 +1,13 @@
 """What a listener is told of the index, and that nobody is told when nobody listens."""
 
 from cache_manager.events import BlocksRemoved, BlockStored, CacheCleared, CacheEvent
-from cache_manager.prefix_cache import block_hash, root_hash
+from cache_manager.prefix_cache import chain, root_hash, tenant_root
 from kernels.kv_layout import KvLayout
 from pagekeeper.common.operations import Release, Seal
 from tests.fakes.local_cache import FINGERPRINT, TINY_LAYOUT
 from tests.fakes.policy_session import BLOCK_SIZE, PolicySession, opening, tiny_policy, tokens
 
-ROOT = root_hash(FINGERPRINT, TINY_LAYOUT)
+ROOT = tenant_root(root_hash(FINGERPRINT, TINY_LAYOUT), "tenant")
 
 
 def _listened(num_blocks: int = 8) -> tuple[PolicySession, list[CacheEvent]]:
@@ -28,8 +28,7 @@ def _store(session: PolicySession, name: int, token_ids: list[int]) -> None:
 def test_a_stored_block_comes_with_its_tokens_its_hash_and_its_parents() -> None:
     session, events = _listened()
     _store(session, 1, tokens(2))
-    first = block_hash(ROOT, "tenant", tokens(1))
-    second = block_hash(first, "tenant", tokens(2)[8:])
+    (first, _), (second, _) = chain(ROOT, "tenant", tokens(2), BLOCK_SIZE)
     assert events == [
         BlockStored(1, first, None, "tenant", tokens(2)[:8]),
         BlockStored(2, second, first, "tenant", tokens(2)[8:]),
@@ -40,7 +39,8 @@ def test_a_chain_goes_on_where_it_was_found() -> None:
     session, events = _listened()
     _store(session, 1, tokens(1))
     _store(session, 2, tokens(2))
-    assert [event.parent_hash for event in events] == [None, block_hash(ROOT, "tenant", tokens(1))]
+    ((first, _),) = chain(ROOT, "tenant", tokens(1), BLOCK_SIZE)
+    assert [event.parent_hash for event in events] == [None, first]
 
 
 def test_what_is_stored_already_is_no_event() -> None:

@@ -1,6 +1,5 @@
 """The audit finds what it is there to find."""
 
-from array import array
 from collections.abc import Callable
 
 import pytest
@@ -67,8 +66,7 @@ def _forget_a_sealed_block(pool: BlockPool, _: PolicySession) -> None:
 
 
 def _index_a_leased_block(pool: BlockPool, _: PolicySession) -> None:
-    content = Content(BlockHash(bytes(32)), "tenant", array("I", tokens(1)))
-    pool.prefix_cache.add(_named(pool, BlockState.LEASED)[0], content, BlockHash(bytes(32)))
+    pool.prefix_cache.add(_named(pool, BlockState.LEASED)[0], Content(bytes(36)), BlockHash(bytes(32)))
 
 
 def _put_the_null_block_into_the_pool(pool: BlockPool, _: PolicySession) -> None:
