@@ -13,9 +13,12 @@ from pagekeeper.cli.health import GATEWAY
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
-    from pagekeeper.client import Answer, Candidate, Delta, Usage
+    from pagekeeper.client import Answer, Candidate, Delta, TokenLogprobs, Usage
 
+# JSON has no infinity; this is what OpenAI's API says for it.
+_JSON_MINUS_INFINITY = -9999.0
 # C0 and C1 control characters but tab and newline.
 _CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
@@ -24,6 +27,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue, or with --chat what to answer.")],
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
     n: Annotated[int | None, typer.Option("-n", help="Number of answers.")] = None,
+    beam_width: Annotated[int | None, typer.Option(help="Search for the likeliest answers with so many beams.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that reach this probability.")] = None,
@@ -31,14 +35,19 @@ def generate(
     min_p: Annotated[float | None, typer.Option(help="Drop tokens less likely than this share of the best.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities of each token and of so many alternatives.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON and nothing else, once the answer is whole.")] = False,
     server: Annotated[str, typer.Option(help="Address of the gateway.")] = GATEWAY,
 ) -> None:
     """Continue a text or answer a question, token by token."""
     from rich.console import Console
 
-    from pagekeeper.client import Client, Message
+    from pagekeeper.client import BeamSearch, Client, Message
 
+    if logprobs is not None and not as_json:
+        raise typer.BadParameter("needs --json", param_hint="--logprobs")
     began = time.monotonic()
     with (
         Client(server) as client,
@@ -51,14 +60,16 @@ def generate(
             top_k=top_k,
             min_p=min_p,
             seed=seed,
-            stop=stop or [],
+            stop=stop,
+            logprobs=logprobs,
+            beam_search=None if beam_width is None else BeamSearch(beam_width),
         ) as answer,
     ):
         console = Console(stderr=True)
         if as_json:
-            print(json.dumps(collect(answer, began).as_json(), ensure_ascii=False))
+            print(json.dumps(collect(answer, began).as_json(), ensure_ascii=False, allow_nan=False))
             return
-        result = (print_streaming if n in (None, 1) else print_at_the_end)(answer, began, console)
+        result = (print_streaming if n in (None, 1) else print_candidates)(answer, began, console)
         if console.is_terminal:
             console.print(result.summary(), style="dim", highlight=False)
 
@@ -81,7 +92,7 @@ class Result:
         """The object that `--json` prints."""
         ttft = self.ttft_s()
         return {
-            "candidates": [asdict(c) | {"logprobs": None} for _, c in sorted(self.candidates.items())],
+            "candidates": [_candidate_as_json(candidate) for _, candidate in sorted(self.candidates.items())],
             "usage": None if self.usage is None else asdict(self.usage),
             "seed": self.seed,
             "timing": {
@@ -134,13 +145,64 @@ def print_streaming(answer: "Answer", began: float, console: "Console") -> Resul
     return result
 
 
-def print_at_the_end(answer: "Answer", began: float, console: "Console") -> Result:
-    """Print several candidates one after the other: they grow at the same time, a terminal does not."""
-    with console.status("waiting for the first token") as status:
-        result = collect(answer, began, lambda result, _: status.update(result.summary()))
-    for index, candidate in sorted(result.candidates.items()):
-        write(f"[{index}] {candidate.text}\n")
+def print_candidates(answer: "Answer", began: float, console: "Console") -> Result:
+    """Print several candidates one after the other; until they are whole, show all of them as they grow.
+
+    Args:
+        answer: the request.
+        began: reading of the monotonic clock when it was sent.
+        console: where they grow; nothing is shown if it is no terminal.
+    """
+    from rich.live import Live
+
+    with Live(console=console, transient=True, refresh_per_second=8) as live:
+        result = collect(answer, began, lambda result, _: live.update(growing(result, console)))
+    for _, candidate in sorted(result.candidates.items()):
+        write(f"{label(candidate)} {candidate.text}\n")
     return result
+
+
+def growing(result: Result, console: "Console") -> "Text":
+    """The end of every candidate, as much of each as fits a terminal with all of them."""
+    from rich.text import Text
+
+    rows = max(1, (console.height - 2) // len(result.candidates) - 1)
+    shown = Text()
+    for _, candidate in sorted(result.candidates.items()):
+        lines = Text(printable(candidate.text)).wrap(console, console.width)[-rows:]
+        shown.append(f"{label(candidate)}\n", style="bold")
+        shown.append_text(Text("\n").join(lines)).append("\n")
+    return shown.append(result.summary(), style="dim")
+
+
+def label(candidate: "Candidate") -> str:
+    """What stands before a candidate's text: its index, and a hypothesis' score."""
+    score = "" if candidate.score is None else f" {candidate.score:.4f}"
+    return f"[{candidate.index}{score}]"
+
+
+def _candidate_as_json(candidate: "Candidate") -> dict[str, Any]:
+    """Index, text, token ids, finish reason and logprobs; the two numbers that not every answer has, if it has them."""
+    fields = asdict(candidate)
+    fields["logprobs"] = [_logprobs_as_json(token) for token in candidate.logprobs] or None
+    for name in ("cumulative_logprob", "score"):
+        if fields[name] is None:
+            del fields[name]
+        else:
+            fields[name] = max(fields[name], _JSON_MINUS_INFINITY)
+    return fields
+
+
+def _logprobs_as_json(token: "TokenLogprobs") -> dict[str, Any]:
+    return {
+        "token_id": token.token_id,
+        "logprob": max(token.logprob, _JSON_MINUS_INFINITY),
+        "rank": token.rank,
+        "top": [
+            {"token_id": token_id, "logprob": max(logprob, _JSON_MINUS_INFINITY)}
+            for token_id, logprob in token.top.items()
+        ],
+    }
 
 
 def write(text: str) -> None:

@@ -25,25 +25,46 @@ Every failure is one of pagekeeper.common.errors, named by who must act: TryAgai
 that programs tell apart. A stream that has failed can be continued where it was:
 
     answer = client.generate(prompt, request_id=answer.request_id, resume=answer.received)
+
+An answer can also be continued in another way from any of its tokens on, while it grows or afterwards:
+
+    other = answer.branch(10, temperature=1.2, n=4)
 """
 
 from pagekeeper.client.admin import AdminClient
 from pagekeeper.client.aio import AsyncAnswer, AsyncClient
 from pagekeeper.client.sync import Answer, Client
-from pagekeeper.client.values import Candidate, Delta, Message, ModelInfo, Prompt, Resume, Sampling, Usage
+from pagekeeper.client.values import (
+    Beam,
+    BeamSearch,
+    Candidate,
+    Delta,
+    GivenPrompt,
+    Message,
+    ModelInfo,
+    Prompt,
+    Resume,
+    Sampling,
+    TokenLogprobs,
+    Usage,
+)
 
 __all__ = [
     "AdminClient",
     "Answer",
     "AsyncAnswer",
     "AsyncClient",
+    "Beam",
+    "BeamSearch",
     "Candidate",
     "Client",
     "Delta",
+    "GivenPrompt",
     "Message",
     "ModelInfo",
     "Prompt",
     "Resume",
     "Sampling",
+    "TokenLogprobs",
     "Usage",
 ]

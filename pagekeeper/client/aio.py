@@ -1,7 +1,7 @@
 """The client for programs with an event loop: what sync.py has, to be awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Self, TypeVar, Unpack
 
 import grpc
@@ -11,7 +11,7 @@ from pagekeeper.client.channel import OPTIONS
 from pagekeeper.client.requests import detokenize_request, generate_request, tokenize_request
 from pagekeeper.client.responses import BaseAnswer, first_text, is_serving, models
 from pagekeeper.client.sync import HEALTH_TIMEOUT_S
-from pagekeeper.client.values import Candidate, Delta, Message, ModelInfo, Prompt, Resume, Sampling
+from pagekeeper.client.values import Beam, Candidate, Delta, Message, ModelInfo, Prompt, Resume, Sampling
 from pagekeeper.common.errors import UnavailableError
 from pagekeeper.status import to_error
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
@@ -29,10 +29,12 @@ class AsyncAnswer(BaseAnswer, AsyncIterator[Delta]):
         call: "grpc.aio.UnaryStreamCall[generate_pb2.GenerateRequest, generate_pb2.GenerateResponse]",
         request: generate_pb2.GenerateRequest,
         server: str,
-        client: "AsyncClient",
+        start: "Callable[[generate_pb2.GenerateRequest, float | None], AsyncAnswer]",
     ) -> None:
-        super().__init__(call, request, server, client)
+        super().__init__(call, request, server)
         self._call = call
+        # Holds the client too: a channel that is dropped closes, and ends what runs on it.
+        self._start = start
 
     async def collect(self) -> list[Candidate]:
         """As `Answer.collect`."""
@@ -44,22 +46,49 @@ class AsyncAnswer(BaseAnswer, AsyncIterator[Delta]):
         """As `Answer.text`."""
         return first_text(await self.collect())
 
+    def branch(
+        self,
+        position: int,
+        *,
+        candidate: int = 0,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> "AsyncAnswer":
+        """As `Answer.branch`; starts the request at once, and is itself not awaited."""
+        return self._start(self._branch(position, candidate, request_id, sampling), timeout_s)
+
+    async def intermediate(self) -> AsyncIterator[list[Beam]]:
+        """As `Answer.intermediate`."""
+        try:
+            while (response := await self._read()) is not None:
+                if response.beams:
+                    yield self.beams
+        finally:
+            self.close()
+
     async def __anext__(self) -> Delta:
         while not self._pending:
-            try:
-                response = await self._call.read()
-            except grpc.RpcError as error:
-                raise self._failure(error) from error
-            except asyncio.CancelledError:
-                if _is_cancelled():
-                    raise
-                if self._is_closed:
-                    raise StopAsyncIteration from None
-                raise UnavailableError(_CLOSED, self._tokens_received()) from None
-            if not isinstance(response, generate_pb2.GenerateResponse):  # grpc.aio.EOF
+            if await self._read() is None:
                 raise StopAsyncIteration
-            self._take(response)
         return self._pending.popleft()
+
+    async def _read(self) -> generate_pb2.GenerateResponse | None:
+        """Take in the next message; None: there is none."""
+        try:
+            response = await self._call.read()
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            if self._is_closed:
+                return None
+            raise UnavailableError(_CLOSED, self._tokens_received()) from None
+        if not isinstance(response, generate_pb2.GenerateResponse):  # grpc.aio.EOF
+            return None
+        self._take(response)
+        return response
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return _Loop(self)
@@ -126,8 +155,10 @@ class AsyncClient:
             resume=resume,
             sampling=sampling,
         )
-        call = self._stub.Generate(request, timeout=timeout_s)
-        return AsyncAnswer(call, request, self._server, self)
+        return self._start(request, timeout_s)
+
+    def _start(self, request: generate_pb2.GenerateRequest, timeout_s: float | None) -> AsyncAnswer:
+        return AsyncAnswer(self._stub.Generate(request, timeout=timeout_s), request, self._server, self._start)
 
     async def tokenize(
         self, prompt: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None

@@ -2,13 +2,18 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
-from pagekeeper.client.values import Message, Prompt, Resume, Sampling
+from pagekeeper.client.values import BeamSearch, Message, Prompt, Resume, Sampling
 from pagekeeper.common.errors import FieldViolation, InvalidRequestError
 from pagekeeper.v1 import generate_pb2, types_pb2
 
 _MAX_DESCRIPTION_LENGTH = 200
+_EARLY_STOPPING = {
+    False: types_pb2.EARLY_STOPPING_FALSE,
+    True: types_pb2.EARLY_STOPPING_TRUE,
+    "never": types_pb2.EARLY_STOPPING_NEVER,
+}
 
 
 def generate_request(
@@ -39,6 +44,34 @@ def generate_request(
     if resume is not None:
         _set_resume(request.resume, resume)
     return request
+
+
+def branch_request(
+    request: generate_pb2.GenerateRequest,
+    answer: Sequence[int],
+    position: int,
+    *,
+    request_id: str,
+    earlier_request_id: str,
+    sampling: Sampling,
+) -> generate_pb2.GenerateRequest:
+    """The message for `Answer.branch`: what `request` asked for, behind the first `position` tokens of `answer`."""
+    if not 0 <= position <= len(answer):
+        raise InvalidRequestError(FieldViolation("position", f"{position}; the answer has {len(answer)} tokens so far"))
+    branch = generate_pb2.GenerateRequest()
+    branch.CopyFrom(request)
+    branch.ClearField("resume")
+    branch.branch.token_ids.extend(answer[:position])
+    branch.branch.request_id = earlier_request_id
+    with _fitting("request_id"):
+        branch.request_id = request_id
+    # With the same seed, the first tokens of all branches would be drawn by the same numbers.
+    branch.sampling.ClearField("seed")
+    for name in sampling:
+        if name in branch.sampling.DESCRIPTOR.fields_by_name:
+            branch.sampling.ClearField(name)  # type: ignore[arg-type]  # one of its fields
+    _set_sampling(branch.sampling, sampling)
+    return branch
 
 
 def tokenize_request(prompt: str | Sequence[Message], model: str) -> generate_pb2.TokenizeRequest:
@@ -80,12 +113,33 @@ def _set_sampling(params: types_pb2.SamplingParams, sampling: Sampling) -> None:
         if value is None:
             continue
         with _fitting(f"sampling.{name}"):
-            if not fields[name].is_repeated:
-                setattr(params, name, value)
-            elif isinstance(value, str):
-                raise TypeError("a list of strings, not one string")
-            else:
-                getattr(params, name).extend(value)
+            _set_parameter(params, name, value)
+
+
+def _set_parameter(params: types_pb2.SamplingParams, name: str, value: Any) -> None:  # noqa: ANN401 - of any field
+    if name == "beam_search":
+        params.beam_search.CopyFrom(_beam_search(value))
+    elif name == "logit_bias":
+        params.logit_bias.update(value)
+    elif not params.DESCRIPTOR.fields_by_name[name].is_repeated:
+        setattr(params, name, value)
+    elif isinstance(value, str):
+        raise TypeError("a list of strings, not one string")
+    else:
+        getattr(params, name).extend(value)
+
+
+def _beam_search(value: BeamSearch) -> types_pb2.BeamSearch:
+    if not isinstance(value, BeamSearch):
+        raise TypeError(f"a BeamSearch, not {type(value).__name__}")
+    if value.early_stopping not in _EARLY_STOPPING:
+        raise ValueError('early_stopping is False, True or "never"')
+    return types_pb2.BeamSearch(
+        width=value.width,
+        length_penalty=value.length_penalty,
+        early_stopping=_EARLY_STOPPING[value.early_stopping],
+        intermediate=value.intermediate,
+    )
 
 
 def _set_resume(message: generate_pb2.Resume, resume: Resume) -> None:

@@ -1,13 +1,24 @@
 """From response messages to values, and the state of an answer that grows: all that needs no I/O."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2
 
-from pagekeeper.client.values import Candidate, Delta, ModelInfo, Resume, Usage
+from pagekeeper.client.requests import branch_request
+from pagekeeper.client.values import (
+    Beam,
+    Candidate,
+    Delta,
+    GivenPrompt,
+    ModelInfo,
+    Resume,
+    Sampling,
+    TokenLogprobs,
+    Usage,
+)
 from pagekeeper.common.errors import PagekeeperError
 from pagekeeper.status import to_error
 from pagekeeper.v1 import generate_pb2, types_pb2
@@ -35,14 +46,17 @@ class BaseAnswer:
         request_id: the request's own, else the server's choice; empty until the first delta then.
         seed: the seed in use; None until the first delta.
         candidates: by index, as far as they have come.
+        prompt: what the model was given; None unless `echo` or `prompt_logprobs` asked for it.
+        branch_text: of a branch, the text of the tokens behind which it begins. The text of the candidates continues
+            it, also in the middle of a word or a character.
+        beams: of a beam search with `intermediate`, the running beams as they were last, highest score first.
         usage: token counts; None until the last delta has come.
     """
 
-    def __init__(self, call: _Call, request: generate_pb2.GenerateRequest, server: str, client: object) -> None:
+    def __init__(self, call: _Call, request: generate_pb2.GenerateRequest, server: str) -> None:
         self._cancellable = call
+        self._request = request
         self._server = server
-        # A channel that is dropped closes, and ends what runs on it.
-        self._client = client
         self._is_closed = False
         self._has_begun = False
         self._pending: deque[Delta] = deque()
@@ -50,6 +64,9 @@ class BaseAnswer:
         self.request_id = request.request_id
         self.seed: int | None = request.resume.seed if request.HasField("resume") else None
         self.candidates: dict[int, Candidate] = {}
+        self.prompt: GivenPrompt | None = None
+        self.branch_text = ""
+        self.beams: list[Beam] = []
         self.usage: Usage | None = None
 
     @property
@@ -80,13 +97,33 @@ class BaseAnswer:
             self.seed = response.seed
         if response.HasField("usage"):
             self.usage = _usage(response.usage)
+        if response.HasField("prompt"):
+            self.prompt = _prompt(response.prompt)
+        if response.HasField("branch_text"):
+            self.branch_text = response.branch_text
+        if response.beams:
+            self.beams = [Beam(list(beam.token_ids), beam.text, beam.score) for beam in response.beams]
         for message in response.deltas:
             delta = _delta(message)
             candidate = self.candidates.setdefault(delta.index, Candidate(delta.index))
             candidate.text += delta.text
             candidate.token_ids += delta.token_ids
             candidate.finish_reason = delta.finish_reason
+            candidate.logprobs += delta.logprobs
+            candidate.cumulative_logprob, candidate.score = delta.cumulative_logprob, delta.score
             self._pending.append(delta)
+
+    def _branch(
+        self, position: int, candidate: int, request_id: str, sampling: Sampling
+    ) -> generate_pb2.GenerateRequest:
+        return branch_request(
+            self._request,
+            self._token_ids(candidate),
+            position,
+            request_id=request_id,
+            earlier_request_id=self.request_id,
+            sampling=sampling,
+        )
 
     def _in_order(self) -> list[Candidate]:
         return [candidate for _, candidate in sorted(self.candidates.items())]
@@ -115,7 +152,34 @@ def is_serving(response: health_pb2.HealthCheckResponse) -> bool:
 
 def _delta(message: generate_pb2.CandidateDelta) -> Delta:
     finish_reason = _FINISH_REASONS.get(message.finish_reason, _UNKNOWN_FINISH_REASON)
-    return Delta(message.index, message.position, list(message.token_ids), message.text, finish_reason)
+    return Delta(
+        index=message.index,
+        position=message.position,
+        token_ids=list(message.token_ids),
+        text=message.text,
+        finish_reason=finish_reason,
+        logprobs=_logprobs(message.logprobs),
+        cumulative_logprob=message.cumulative_logprob if message.HasField("cumulative_logprob") else None,
+        score=message.score if message.HasField("score") else None,
+    )
+
+
+def _logprobs(messages: Sequence[types_pb2.TokenLogprobs]) -> list[TokenLogprobs]:
+    return [
+        TokenLogprobs(
+            message.token_id,
+            message.logprob,
+            message.rank,
+            dict(zip(message.top_token_ids, message.top_logprobs, strict=True)),
+        )
+        for message in messages
+    ]
+
+
+def _prompt(message: generate_pb2.Prompt) -> GivenPrompt:
+    # The first token has nothing before it, and is missing from the message.
+    logprobs = [None, *_logprobs(message.logprobs)] if message.logprobs else []
+    return GivenPrompt(list(message.token_ids), message.text, logprobs)
 
 
 def _usage(message: types_pb2.Usage) -> Usage:

@@ -1,7 +1,7 @@
 """The client for programs with threads."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, Self, Unpack
 
 import grpc
@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagekeeper.client.channel import OPTIONS
 from pagekeeper.client.requests import detokenize_request, generate_request, tokenize_request
 from pagekeeper.client.responses import BaseAnswer, first_text, is_serving, models
-from pagekeeper.client.values import Candidate, Delta, Message, ModelInfo, Prompt, Resume, Sampling
+from pagekeeper.client.values import Beam, Candidate, Delta, Message, ModelInfo, Prompt, Resume, Sampling
 from pagekeeper.status import to_error
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
 
@@ -30,9 +30,17 @@ class _Call(Protocol):
 class Answer(BaseAnswer, Iterator[Delta]):
     """The deltas of one request as they come. `next` reads one; a loop that is left early ends the request."""
 
-    def __init__(self, call: _Call, request: generate_pb2.GenerateRequest, server: str, client: "Client") -> None:
-        super().__init__(call, request, server, client)
+    def __init__(
+        self,
+        call: _Call,
+        request: generate_pb2.GenerateRequest,
+        server: str,
+        start: "Callable[[generate_pb2.GenerateRequest, float | None], Answer]",
+    ) -> None:
+        super().__init__(call, request, server)
         self._call = call
+        # Holds the client too: a channel that is dropped closes, and ends what runs on it.
+        self._start = start
 
     def collect(self) -> list[Candidate]:
         """Wait for the whole answer; returns its candidates in order.
@@ -48,16 +56,63 @@ class Answer(BaseAnswer, Iterator[Delta]):
         """Wait for the whole answer; returns the text of its first candidate. Raises as `collect` does."""
         return first_text(self.collect())
 
+    def branch(
+        self,
+        position: int,
+        *,
+        candidate: int = 0,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> "Answer":
+        """Start another request that goes on from a position of this answer, which may still be running.
+
+        What is known up to there is found in the cache, or computed again where the cache has it no more. The new
+        answer's `branch_text` and the text of its candidates make the whole text.
+
+        Args:
+            position: how many of the candidate's tokens to keep, resumed ones included.
+            candidate: which one.
+            request_id: of the new request.
+            timeout_s: for the whole new answer.
+            **sampling: what is to be another than in this request; None for the server's own value. The seed is
+                another in any case, unless it is given.
+
+        Raises:
+            InvalidRequestError: the candidate has not so many tokens yet; or as for `Client.generate`.
+        """
+        return self._start(self._branch(position, candidate, request_id, sampling), timeout_s)
+
+    def intermediate(self) -> Iterator[list[Beam]]:
+        """Read a beam search with `intermediate`: yields its running beams whenever they have changed.
+
+        The hypotheses are in `candidates` afterwards. A loop that is left early ends the request.
+        """
+        try:
+            while (response := self._read()) is not None:
+                if response.beams:
+                    yield self.beams
+        finally:
+            self.close()
+
     def __next__(self) -> Delta:
         while not self._pending:
-            try:
-                response = next(self._call)
-            except grpc.RpcError as error:
-                if self._is_closed and error.code() is grpc.StatusCode.CANCELLED:
-                    raise StopIteration from None
-                raise self._failure(error) from error
-            self._take(response)
+            if self._read() is None:
+                raise StopIteration
         return self._pending.popleft()
+
+    def _read(self) -> generate_pb2.GenerateResponse | None:
+        """Take in the next message; None: there is none."""
+        try:
+            response = next(self._call)
+        except StopIteration:
+            return None
+        except grpc.RpcError as error:
+            if self._is_closed and error.code() is grpc.StatusCode.CANCELLED:
+                return None
+            raise self._failure(error) from error
+        self._take(response)
+        return response
 
     def __iter__(self) -> Iterator[Delta]:
         return _Loop(self)
@@ -166,8 +221,10 @@ class Client(Connection):
             resume=resume,
             sampling=sampling,
         )
-        call = self._stub.Generate(request, timeout=timeout_s)
-        return Answer(call, request, self._server, self)
+        return self._start(request, timeout_s)
+
+    def _start(self, request: generate_pb2.GenerateRequest, timeout_s: float | None) -> Answer:
+        return Answer(self._stub.Generate(request, timeout=timeout_s), request, self._server, self._start)
 
     def tokenize(
         self, prompt: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None

@@ -15,6 +15,7 @@ import pytest
 
 from pagekeeper import (
     AsyncClient,
+    BeamSearch,
     CannotConnectError,
     Client,
     DeadlineError,
@@ -34,7 +35,7 @@ from pagekeeper.status import to_error
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
 from tests.fakes.gateway import GatewayClient, running_gateway, until
 from tests.fakes.gateway_process import started
-from tests.fakes.runner import CONTEXT_LENGTH, VOCAB_SIZE, FakeRunner, Script, answer_of
+from tests.fakes.runner import CONTEXT_LENGTH, VOCAB_SIZE, FakeRunner, Script, answer_of, logprobs_of, score_of
 from tests.fakes.tokenizer import byte_level_tokenizer, write_model_directory
 from tests.unit.client.adapters import ADAPTERS, Adapter
 
@@ -121,6 +122,55 @@ async def test_a_server_is_asked_for_its_models_and_its_health(client: Adapter, 
     async with asyncio.timeout(20):
         while await client.ask("health"):
             await asyncio.sleep(0.01)
+
+
+async def test_candidates_come_with_their_logprobs_and_scores(client: Adapter) -> None:
+    answer = client.generate(PROMPT, seed=1, max_tokens=12, n=3, logprobs=2, prompt_logprobs=1, echo=True)
+    candidates = await client.collect(answer)
+    assert [candidate.token_ids for candidate in candidates] == [answer_of(1, PROMPT, 12, index) for index in range(3)]
+    for candidate in candidates:
+        expected = [logprobs_of(token_id, place, 2) for place, token_id in enumerate(candidate.token_ids)]
+        assert [token.logprob for token in candidate.logprobs] == [token.logprob for token in expected]
+        assert list(candidate.logprobs[0].top.values()) == [0.0, -math.inf]
+        assert candidate.cumulative_logprob == sum(token.logprob for token in candidate.logprobs)
+    assert answer.prompt.token_ids == PROMPT
+    assert [token and token.token_id for token in answer.prompt.logprobs] == [None, 6, 7]
+    assert answer.received == Resume(1, [candidate.token_ids for candidate in candidates])
+    assert answer.usage == Usage(3, 16, 0, 0, 36)
+
+
+async def test_a_beam_search_shows_its_beams_and_then_its_hypotheses(client: Adapter) -> None:
+    search = BeamSearch(width=4, intermediate=True)
+    answer = client.generate(PROMPT, seed=1, max_tokens=12, n=2, beam_search=search)
+    shown = await client.intermediate(answer)
+    assert shown
+    assert shown[-1] == answer.beams
+    candidates = await client.collect(answer)
+    assert [candidate.token_ids for candidate in candidates] == [answer_of(1, PROMPT, 12, index) for index in range(2)]
+    assert [candidate.score for candidate in candidates] == [score_of(0), score_of(1)]
+    for beams in shown:
+        assert beams[0].token_ids == candidates[0].token_ids[: len(beams[0].token_ids)]
+
+
+async def test_an_answer_branches_at_any_token_while_it_grows_and_when_it_has_ended(
+    client: Adapter, runner: FakeRunner
+) -> None:
+    runner.script.token = lambda seed, position, prompt: SPOKEN[(len(prompt) - 3 + position) % len(SPOKEN)]
+    answer = client.generate(PROMPT, seed=1, max_tokens=len(SPOKEN))
+    assert await client.next(answer) is not None
+    early = answer.branch(1, max_tokens=len(SPOKEN) - 1)
+    await client.collect(answer)
+    for branch, position in [(early, 1), *((answer.branch(place), place) for place in range(10, 20))]:
+        text = await client.text(branch)
+        assert (branch.branch_text + text).startswith(WORDS * 3)
+        assert branch.usage.prompt_tokens == 3 + position
+        assert branch.candidates[0].token_ids[:5] == SPOKEN[position : position + 5]
+    last = runner.submits[-1]
+    assert (list(last.prompt_token_ids), last.sampling.seed != 1) == (PROMPT + SPOKEN[:19], True)
+    again = branch.branch(2, n=2, max_tokens=3, seed=4)
+    assert [candidate.token_ids for candidate in await client.collect(again)] == [SPOKEN[21:24]] * 2
+    with pytest.raises(InvalidRequestError, match="position"):
+        answer.branch(len(SPOKEN) + 1)
 
 
 @pytest.mark.parametrize("end", ["close", "with block", "loop", "drop", "client"])

@@ -1,6 +1,8 @@
 """The commands against fake servers: output, exit codes, one-line errors."""
 
+import io
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -8,7 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from pagekeeper import Candidate
+from pagekeeper.cli.generate import Result, growing
 from pagekeeper.cli.main import main
 from pagekeeper.v1 import admin_pb2, generate_pb2, types_pb2
 from tests.unit.cli.fakes import WRONG_TOP_P, FakeAdmin, FakeGateway, serving
@@ -81,6 +86,52 @@ def test_generate_json_is_one_object_with_the_documented_keys(pagekeeper: Any) -
 def test_several_answers_are_printed_one_after_the_other(pagekeeper: Any) -> None:
     with serving(gateway=FakeGateway(*two_candidates())) as address:
         assert pagekeeper("generate", "q", "-n", "2", "--server", address)[1] == "[0] 00 01 \n[1] 10 11 \n"
+
+
+def test_several_answers_grow_side_by_side_on_a_terminal_and_stay_one_after_the_other() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=20, height=12)
+    result = Result(0.0, {i: Candidate(i, f"begin {i} " + "word " * 30 + f"end {i}") for i in range(2)})
+    shown = growing(result, console)
+    lines = shown.plain.splitlines()
+    assert [line for line in lines if line.startswith("[")] == ["[0]", "[1]"]
+    assert "begin" not in shown.plain
+    assert all(f"end {i}" in shown.plain for i in range(2))
+    assert len(lines) <= console.height
+
+
+def test_hypotheses_are_labelled_with_their_scores(pagekeeper: Any) -> None:
+    deltas = [
+        generate_pb2.CandidateDelta(index=i, text="x", token_ids=[1], finish_reason=1, score=-0.5 - i) for i in range(2)
+    ]
+    gateway = FakeGateway(generate_pb2.GenerateResponse(deltas=deltas, seed=1))
+    with serving(gateway=gateway) as address:
+        out = pagekeeper("generate", "q", "--beam-width", "4", "-n", "2", "--server", address)[1]
+    assert out == "[0 -0.5000] x\n[1 -1.5000] x\n"
+    assert gateway.requests[0].sampling.beam_search.width == 4
+
+
+def test_case_29_minus_infinity_is_a_number_in_json(pagekeeper: Any) -> None:
+    """Case 29: the JSON of log-probabilities is JSON."""
+    token = types_pb2.TokenLogprobs(
+        token_id=5, logprob=-math.inf, rank=3, top_token_ids=[7, 8], top_logprobs=[-0.5, -math.inf]
+    )
+    delta = generate_pb2.CandidateDelta(
+        text="x", token_ids=[5], finish_reason=1, logprobs=[token], cumulative_logprob=-math.inf
+    )
+    gateway = FakeGateway(generate_pb2.GenerateResponse(deltas=[delta], seed=1))
+    with serving(gateway=gateway) as address:
+        out = pagekeeper("generate", "q", "--logprobs", "2", "--json", "--server", address)[1]
+    (candidate,) = json.loads(out, parse_constant=pytest.fail)["candidates"]
+    top = [{"token_id": 7, "logprob": -0.5}, {"token_id": 8, "logprob": -9999.0}]
+    assert candidate["logprobs"] == [{"token_id": 5, "logprob": -9999.0, "rank": 3, "top": top}]
+    assert candidate["cumulative_logprob"] == -9999.0
+    assert gateway.requests[0].sampling.logprobs == 2
+
+
+def test_logprobs_without_json_are_a_wrong_option(pagekeeper: Any) -> None:
+    code, out, err = pagekeeper("generate", "q", "--logprobs", "0")
+    assert (code, out) == (2, "")
+    assert "needs --json" in err
 
 
 def test_every_sampling_option_reaches_the_server(pagekeeper: Any) -> None:

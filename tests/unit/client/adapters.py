@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Protocol
 
-from pagekeeper import Answer, AsyncAnswer, AsyncClient, Candidate, Client, Delta
+from pagekeeper import Answer, AsyncAnswer, AsyncClient, Beam, Candidate, Client, Delta
 
 
 class Adapter(Protocol):
@@ -17,6 +17,7 @@ class Adapter(Protocol):
     async def leave_block(self, answer: Any) -> None: ...
     async def collect(self, answer: Any) -> list[Candidate]: ...
     async def text(self, answer: Any) -> str: ...
+    async def intermediate(self, answer: Any) -> list[list[Beam]]: ...
     async def ask(self, method: str, *args: Any, **options: Any) -> Any: ...
     async def close(self) -> None: ...
 
@@ -53,6 +54,9 @@ class SyncAdapter:
     async def text(self, answer: Answer) -> str:
         return await asyncio.to_thread(answer.text)
 
+    async def intermediate(self, answer: Answer) -> list[list[Beam]]:
+        return await asyncio.to_thread(lambda: list(answer.intermediate()))
+
     async def ask(self, method: str, *args: Any, **options: Any) -> Any:
         return await asyncio.to_thread(getattr(self.client, method), *args, **options)
 
@@ -85,6 +89,9 @@ class AsyncAdapter:
 
     async def text(self, answer: AsyncAnswer) -> str:
         return await answer.text()
+
+    async def intermediate(self, answer: AsyncAnswer) -> list[list[Beam]]:
+        return [beams async for beams in answer.intermediate()]
 
     async def ask(self, method: str, *args: Any, **options: Any) -> Any:
         return await getattr(self.client, method)(*args, **options)

@@ -1,8 +1,9 @@
 """The state of an answer, whoever reads its messages."""
 
+import math
 from typing import Any
 
-from pagekeeper import Candidate, Resume, Usage
+from pagekeeper import Beam, Candidate, GivenPrompt, Resume, TokenLogprobs, Usage
 from pagekeeper.client.requests import generate_request
 from pagekeeper.client.responses import BaseAnswer, first_text
 from pagekeeper.v1 import generate_pb2, types_pb2
@@ -17,7 +18,7 @@ def answer(resume: Resume | None = None, request_id: str = "") -> BaseAnswer:
     request = generate_request(
         "x", model="", request_id=request_id, stream=True, priority=0, resume=resume, sampling={}
     )
-    return BaseAnswer(NoCall(), request, "server", client=None)
+    return BaseAnswer(NoCall(), request, "server")
 
 
 def response(position: int, token_ids: list[int], text: str, index: int = 0, finish: int = 0, **fields: Any) -> Any:
@@ -47,6 +48,37 @@ def test_candidates_grow_side_by_side_and_are_given_in_order() -> None:
     growing._take(response(0, [6], "a", index=0))
     assert growing._in_order() == [Candidate(0, "a", [6]), Candidate(1, "b", [5], "length")]
     assert growing.received == Resume(1, [[6], [5]])
+
+
+def test_logprobs_grow_with_the_tokens_and_their_sum_comes_with_the_end() -> None:
+    growing = answer()
+    first = types_pb2.TokenLogprobs(token_id=5, logprob=-0.5, rank=1, top_token_ids=[5, 9], top_logprobs=[-0.5, -1.5])
+    second = types_pb2.TokenLogprobs(token_id=6, logprob=-math.inf, rank=400)
+    for position, token in enumerate((first, second)):
+        message = response(position, [token.token_id], "x", finish=position)
+        message.deltas[0].logprobs.append(token)
+        if position:
+            message.deltas[0].cumulative_logprob = -math.inf
+        growing._take(message)
+    (candidate,) = growing._in_order()
+    assert candidate.logprobs == [TokenLogprobs(5, -0.5, 1, {5: -0.5, 9: -1.5}), TokenLogprobs(6, -math.inf, 400, {})]
+    assert (candidate.cumulative_logprob, candidate.score) == (-math.inf, None)
+    assert growing._pending[0].logprobs == candidate.logprobs[:1]
+
+
+def test_the_prompt_the_branch_and_the_beams_are_kept_as_they_came_last() -> None:
+    growing = answer()
+    assert (growing.prompt, growing.branch_text, growing.beams) == (None, "", [])
+    given = generate_pb2.Prompt(token_ids=[5, 6], text="hi", logprobs=[types_pb2.TokenLogprobs(token_id=6, rank=1)])
+    growing._take(generate_pb2.GenerateResponse(prompt=given, branch_text="i", seed=1))
+    assert growing.prompt == GivenPrompt([5, 6], "hi", [None, TokenLogprobs(6, 0.0, 1, {})])
+    assert growing.branch_text == "i"
+    for token_id in (7, 8):
+        beam = generate_pb2.Beam(token_ids=[token_id], text="x", score=-1.0)
+        growing._take(generate_pb2.GenerateResponse(beams=[beam]))
+        assert growing.beams == [Beam([token_id], "x", -1.0)]
+    growing._take(response(0, [8], "x", finish=1))
+    assert growing.beams == [Beam([8], "x", -1.0)]
 
 
 def test_an_empty_answer_has_no_text() -> None:

@@ -1,12 +1,14 @@
 """What the clients send."""
 
+import math
 from typing import Any
 
 import pytest
 
-from pagekeeper import InvalidRequestError, Message, Resume
-from pagekeeper.client.requests import detokenize_request, generate_request, tokenize_request
-from pagekeeper.v1 import generate_pb2
+from pagekeeper import BeamSearch, InvalidRequestError, Message, Resume
+from pagekeeper.client.requests import branch_request, detokenize_request, generate_request, tokenize_request
+from pagekeeper.client.values import Sampling
+from pagekeeper.v1 import generate_pb2, types_pb2
 
 
 def request(prompt: Any = "x", resume: Resume | None = None, **sampling: Any) -> generate_pb2.GenerateRequest:
@@ -45,9 +47,88 @@ def test_what_was_received_is_sent_for_each_candidate() -> None:
     assert [(c.index, list(c.token_ids)) for c in sent.resume.candidates] == [(0, [5, 6]), (1, [])]
 
 
+def test_every_parameter_of_the_protocol_can_be_set() -> None:
+    given: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.25,
+        "typical_p": 0.75,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.25,
+        "logit_bias": {9: 2.0, 8: -math.inf},
+        "allowed_token_ids": [10, 11],
+        "bad_words": ["owl"],
+        "seed": 1,
+        "min_tokens": 2,
+        "max_tokens": 5,
+        "stop": ["x"],
+        "include_stop_str": True,
+        "stop_token_ids": [30],
+        "ignore_eos": True,
+        "logprobs": 0,
+        "prompt_logprobs": 3,
+        "echo": True,
+        "n": 2,
+        "beam_search": BeamSearch(4, length_penalty=0.5, early_stopping="never", intermediate=True),
+    }
+    assert set(given) == set(Sampling.__annotations__) == set(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+    beams = types_pb2.BeamSearch(
+        width=4, length_penalty=0.5, early_stopping=types_pb2.EARLY_STOPPING_NEVER, intermediate=True
+    )
+    assert request(**given).sampling == types_pb2.SamplingParams(**given | {"beam_search": beams})
+    assert not request(**dict.fromkeys(given)).sampling.ListFields()
+
+
+@pytest.mark.parametrize(("value", "wire"), [(False, 1), (True, 2), ("never", 3)])
+def test_early_stopping_has_the_values_of_transformers(value: Any, wire: int) -> None:
+    assert request(beam_search=BeamSearch(2, early_stopping=value)).sampling.beam_search.early_stopping == wire
+
+
+def branch(position: int, **sampling: Any) -> generate_pb2.GenerateRequest:
+    first = request("x", Resume(3, [[5]]), seed=3, temperature=0.5, stop=["a"], n=2)
+    first.request_id = "first"
+    return branch_request(
+        first, [5, 6, 7], position, request_id="second", earlier_request_id="first", sampling=Sampling(**sampling)
+    )
+
+
+def test_a_branch_asks_for_the_same_behind_the_tokens_that_are_kept() -> None:
+    sent = branch(2)
+    assert (sent.text, sent.request_id, sent.branch.request_id) == ("x", "second", "first")
+    assert list(sent.branch.token_ids) == [5, 6]
+    assert not sent.HasField("resume")
+    assert sent.sampling == types_pb2.SamplingParams(temperature=0.5, stop=["a"], n=2)
+
+
+def test_a_branch_takes_other_sampling_and_none_clears_it() -> None:
+    sent = branch(0, temperature=None, stop=["b"], n=4, seed=9)
+    assert sent.sampling == types_pb2.SamplingParams(stop=["b"], n=4, seed=9)
+    assert sent.HasField("branch")
+
+
+def test_a_branch_of_a_branch_keeps_the_tokens_of_both() -> None:
+    again = branch_request(branch(2), [8, 9], 1, request_id="", earlier_request_id="second", sampling=Sampling())
+    assert (list(again.branch.token_ids), again.branch.request_id) == ([5, 6, 8], "second")
+
+
+@pytest.mark.parametrize("position", [-1, 4])
+def test_a_branch_from_where_the_answer_has_no_token_is_refused(position: int) -> None:
+    with pytest.raises(InvalidRequestError, match=r"position: .*; the answer has 3 tokens"):
+        branch(position)
+
+
 @pytest.mark.parametrize(
     ("field", "options"),
     [
+        ("sampling.logit_bias", {"logit_bias": {"five": 1.0}}),
+        ("sampling.logit_bias", {"logit_bias": [5]}),
+        ("sampling.bad_words", {"bad_words": "not a list"}),
+        ("sampling.logprobs", {"logprobs": 2**31}),
+        ("sampling.beam_search", {"beam_search": {"width": 2}}),
+        ("sampling.beam_search", {"beam_search": BeamSearch(-1)}),
+        ("sampling.beam_search", {"beam_search": BeamSearch(2, early_stopping="soon")}),
         ("text", {"prompt": "half a character: \ud800"}),
         ("token_ids", {"prompt": [2**63]}),
         ("token_ids", {"prompt": ["Hello"]}),
