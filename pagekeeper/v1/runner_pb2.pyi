@@ -22,7 +22,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ResolvedSampling(_message.Message):
-    """SamplingParams with every default filled in by the gateway. A field that is not set or empty is off."""
+    """SamplingParams with every default filled in by the gateway. A field that is not set or empty is off. They are applied in
+    this order: logit_bias, penalties, bans, temperature, then the filters top_k, top_p, min_p and typical_p.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

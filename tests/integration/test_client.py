@@ -408,13 +408,13 @@ async def test_an_answer_outlives_the_last_reference_to_its_client(gateway: Gate
     assert (await asyncio.to_thread(synchronous.collect))[0].token_ids == answer_of(1, PROMPT, 20)
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 async def test_the_examples_in_the_documentation_run(
     gateway: GatewayClient, runner: FakeRunner, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     runner.script.token = spoken
     examples = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     program = examples[number].replace("127.0.0.1:50051", gateway.gateway.address)
     await asyncio.to_thread(exec, compile(program, DOCUMENTATION.name, "exec"), {"__name__": "example"})
     assert "Größe, naïve" in capsys.readouterr().out
