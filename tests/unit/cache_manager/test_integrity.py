@@ -69,6 +69,19 @@ def _index_a_leased_block(pool: BlockPool, _: PolicySession) -> None:
     pool.prefix_cache.add(_named(pool, BlockState.LEASED)[0], Content(bytes(36)), BlockHash(bytes(32)))
 
 
+def _lose_a_link(pool: BlockPool, _: PolicySession) -> None:
+    pool.prefix_cache._newest.clear()
+
+
+def _count_a_tail_that_is_not_there(pool: BlockPool, _: PolicySession) -> None:
+    pool.prefix_cache._num_tails += 1
+
+
+def _call_what_a_table_names_a_tail(pool: BlockPool, _: PolicySession) -> None:
+    block = next(block for block in _named(pool, BlockState.LEASED) if block.references)
+    block.content = Content(bytes(36))
+
+
 def _put_the_null_block_into_the_pool(pool: BlockPool, _: PolicySession) -> None:
     pool.blocks[0].id = BlockId(0)
 
@@ -111,6 +124,9 @@ def _quarantine_nobodys_block(pool: BlockPool, _: PolicySession) -> None:
         _miscount_references,
         _forget_a_sealed_block,
         _index_a_leased_block,
+        _lose_a_link,
+        _count_a_tail_that_is_not_there,
+        _call_what_a_table_names_a_tail,
         _put_the_null_block_into_the_pool,
         _misplace_an_entry,
         _miscount_sealed_entries,
