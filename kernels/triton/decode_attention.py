@@ -79,6 +79,8 @@ def decode_attention(
     end = context_end
     if partials is not None:
         end = tl.minimum(begin + piece, context_end)
+        # Decided here and not where it is needed: less is kept in registers while tiles are read.
+        is_partial = (context_end - first > piece) | (shared_tokens > 0)
     if begin >= end:
         return
 
@@ -110,7 +112,7 @@ def decode_attention(
         TILE,
     )
     if partials is not None:  # noqa: SIM102 - this is decided when the kernel is compiled, the other when it runs
-        if (context_end - first > piece) | (shared_tokens > 0):
+        if is_partial:
             entry = tl.program_id(1) * (NUM_KV_HEADS * GROUP)
             tl.store(partials + entry.to(tl.int64) * HEAD_DIM + within, result, mask=mask)
             tl.store(log_sums + entry + head, log_sum, mask=row < GROUP)
