@@ -16,7 +16,7 @@ _LONG_80 = {
     (256, 2): Tiling(32, 8, 2, 1, 64),
     # Exact products of float32 do not run on matrix units, and the compiler keeps whole operands in registers: tiles
     # of 32 rows by 32 tokens spill already.
-    (64, 4): Tiling(16, 4, 2, 3, 16),
+    (64, 4): Tiling(16, 4, 2, 3, 32),
     (128, 4): Tiling(16, 4, 2, 3, 16),
     (256, 4): Tiling(16, 4, 2, 3, 16),
 }
