@@ -87,6 +87,62 @@ class SamplingBatch:
     """Every temperature is 0. Host side."""
     filters: bool
     """Some top_k, top_p or min_p keeps less than all. Host side."""
+    typical_p: torch.Tensor | None = None
+    """[rows] float64: of those, only the tokens whose surprise, minus the logarithm of what is left of the probability,
+    is nearest to the expected one, as many as are needed to reach this share, are kept; 1: all. None: all of all rows.
+    (Meister et al., 2022.)
+    """
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Tokens that become less likely because they stand in the text already."""
+
+    rows: torch.Tensor
+    """[penalised] int64: the rows of logits that have penalties."""
+    repetition: torch.Tensor
+    """[penalised] float64: divides a positive logit and multiplies another; 1: off."""
+    presence: torch.Tensor
+    """[penalised] float64: taken off the logit of what the answer has; 0: off."""
+    frequency: torch.Tensor
+    """[penalised] float64: taken off as often as the answer has it; 0: off."""
+    owners: torch.Tensor
+    """[entries] int64: which of `rows` the entry is about."""
+    token_ids: torch.Tensor
+    """[entries] int64. The last entries, one for each of `rows`, replace an earlier one of the same token."""
+    counts: torch.Tensor
+    """[entries] int64: how often the answer has the token; 0: only the prompt has it."""
+
+
+@dataclass(frozen=True)
+class LogitEdits:
+    """What is done to logits before a token is chosen, in this order. Tensors on the logits' device; None: nothing.
+
+    The penalties come first, as the sign of the model's own logit decides what the one for repetition does; bans come
+    last, so that nothing lifts them.
+    """
+
+    penalties: Penalties | None = None
+    bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    """Row and token, int64, and what is added to its logit, float64; no token of a row twice."""
+    allowed: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    """[n] int64: rows of which only some tokens are allowed; then row and token of each that is."""
+    banned: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Row and token, int64."""
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Natural logarithms of the softmax of some rows of logits."""
+
+    chosen: torch.Tensor
+    """[rows] float64: of one token each."""
+    ranks: torch.Tensor
+    """[rows] int64: one more than the number of likelier tokens."""
+    top_token_ids: torch.Tensor
+    """[rows, n] int64: the likeliest tokens, likeliest first, of equals the lower id."""
+    top: torch.Tensor
+    """[rows, n] float64: theirs."""
 
 
 class Linear(Protocol):
@@ -164,5 +220,16 @@ class Kernels(Protocol):
         """Choose a token id for each row of `logits [rows, vocab]` float32, finite but for -inf; `[rows]` int64.
 
         The draw is looked up in the cumulative distribution of what is kept, in index order.
+        """
+        ...
+
+    def edit_logits(self, logits: torch.Tensor, edits: LogitEdits) -> None:
+        """Change `logits [rows, vocab]` float32 in place, worked out in float64."""
+        ...
+
+    def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Logprobs:
+        """How likely `logits [rows, vocab]` float32 make `token_ids [rows]`, and the `num_top` likeliest tokens.
+
+        Of a vocabulary that has fewer, all. Besides the result it takes memory for a bounded number of rows only.
         """
         ...

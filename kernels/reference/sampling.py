@@ -33,15 +33,11 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     if batch.all_greedy:
         return tokens
     rows = (batch.temperature > 0).nonzero().squeeze(1)
-    temperature = batch.temperature[rows, None]
-    # The likeliest token at 0, so that no temperature, however small, divides into infinity minus infinity.
-    scaled = logits[rows].double()
-    scaled -= scaled.amax(dim=-1, keepdim=True)
-    weights = (scaled / temperature).softmax(dim=-1)
+    weights = weights_at(logits[rows], batch.temperature[rows])
     if batch.filters:
-        weights = _keep_top(weights, batch.top_k[rows, None], batch.top_p[rows, None])
-        least = batch.min_p[rows, None] * weights.amax(dim=-1, keepdim=True)
-        weights = weights.masked_fill(weights < least, 0)
+        weights = keep_top(weights, batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
+    if batch.typical_p is not None:
+        weights = keep_typical(weights, batch.typical_p[rows])
     cumulative = weights.cumsum(dim=-1)
     keys = (batch.seed[rows].tolist(), batch.candidate[rows].tolist(), batch.position[rows].tolist())
     draws = weights.new_tensor([uniform(*key) for key in zip(*keys, strict=True)])
@@ -51,13 +47,41 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     return tokens
 
 
-def _keep_top(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero what top_k drops, then what top_p drops of the rest. The likeliest token always stays."""
-    vocab = weights.shape[-1]
+def weights_at(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Probabilities [rows, vocab] float64 at `temperature [rows]`, which is above 0."""
+    # The likeliest token at 0, so that no temperature, however small, divides into infinity minus infinity.
+    scaled = logits.double()
+    scaled -= scaled.amax(dim=-1, keepdim=True)
+    return (scaled / temperature[:, None]).softmax(dim=-1)
+
+
+def keep_top(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Zero what top_k drops, then what top_p and min_p drop of the rest. The likeliest token always stays."""
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
-    ordered = ordered.masked_fill((torch.arange(vocab, device=weights.device) >= top_k) & (top_k > 0), 0)
-    before = ordered.cumsum(dim=-1) - ordered
-    dropped = before >= top_p * ordered.sum(dim=-1, keepdim=True)
-    dropped[:, 0] = False
-    ordered = ordered.masked_fill(dropped, 0)
+    kept = top_k[:, None]
+    ordered = ordered.masked_fill((torch.arange(weights.shape[-1], device=weights.device) >= kept) & (kept > 0), 0)
+    ordered = _keep_first(ordered, top_p)
+    ordered = ordered.masked_fill(ordered < min_p[:, None] * ordered[:, :1], 0)
     return torch.zeros_like(weights).scatter_(-1, order, ordered)
+
+
+def keep_typical(weights: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
+    """Zero all but the most typical tokens. At least one stays; of equally typical ones the lower id comes first."""
+    probabilities = weights / _totals(weights)
+    expected = _totals(torch.special.entr(probabilities))
+    # What has no weight is infinitely surprising, and so the least typical.
+    order = (-probabilities.log() - expected).abs().sort(dim=-1, stable=True).indices
+    return torch.zeros_like(weights).scatter_(-1, order, _keep_first(weights.gather(-1, order), typical_p))
+
+
+def _keep_first(ordered: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Zero all but as many of the first weights as are needed to reach `share [rows]` of their sum; 1: keep all."""
+    cumulative = ordered.cumsum(dim=-1)
+    dropped = (cumulative - ordered >= share[:, None] * cumulative[:, -1:]) & (share[:, None] < 1)
+    dropped[:, 0] = False
+    return ordered.masked_fill(dropped, 0)
+
+
+def _totals(values: torch.Tensor) -> torch.Tensor:
+    """[rows, 1]. A sum over many values may add them up in another order where there are more rows; this does not."""
+    return values.cumsum(dim=-1)[:, -1:]

@@ -25,6 +25,7 @@ import triton.language as tl
 from kernels.interface import SamplingBatch
 from kernels.triton.compile_spec import CompileSpec
 from kernels.triton.sampling_filters import lowest_kept
+from kernels.triton.sampling_typical import drop_atypical
 from kernels.triton.token_order import factor_of, index_of, token_key, value_of, weights_of
 
 if TYPE_CHECKING:
@@ -139,8 +140,10 @@ def _draw(
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """Choose one token id for each row of `logits [rows, vocab]` float32; see `kernels.interface.Kernels`.
 
-    Two launches if all rows are greedy, three if nothing is filtered, else four; nothing waits for the host.
+    Two launches if all rows are greedy, three if nothing is filtered, else four; nothing waits for the host. Only a
+    typical_p costs more.
     """
+    logits, batch = drop_atypical(logits, batch)
     rows, vocab = logits.shape
     row_stride = logits.stride(0)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)

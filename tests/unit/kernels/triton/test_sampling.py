@@ -241,3 +241,15 @@ def test_a_row_is_sampled_alike_alone_and_among_any_neighbours(data: st.DataObje
     together = sample(logits, choice).tolist()
     for row in range(rows):
         assert sample(logits[row : row + 1], row_of(choice, row)).item() == together[row]
+
+
+@pytest.mark.parametrize("kind", ["normal", "integers"])
+def test_typical_rows_keep_what_the_reference_keeps_and_leave_their_neighbours_alone(kind: str) -> None:
+    logits, plain = random_logits(6, 300, kind), batch(6, top_k=40, top_p=0.9, min_p=0.01)
+    plain.temperature[4:] = 0
+    typical = dataclasses.replace(plain, typical_p=torch.tensor([0.2, 1.0, 0.9, 1.0, 0.5, 1e-9], dtype=torch.float64))
+    ours, before = sample(logits, typical), logits.clone()
+    assert torch.equal(ours, reference.sample(logits, typical))
+    assert torch.equal(ours[[1, 3]], sample(logits, plain)[[1, 3]])
+    assert torch.equal(ours[4:], logits[4:].argmax(-1))
+    assert torch.equal(logits, before)
