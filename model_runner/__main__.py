@@ -22,7 +22,7 @@ from model_runner.loading import Loaded, load
 from model_runner.model.load import LoadedModel
 from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.service import RunnerInfo, RunnerService
-from model_runner.step import Output
+from model_runner.step import BeamsOutput, Output
 from pagekeeper.common.errors import ConfigurationError
 from pagekeeper.common.logging import configure_logging
 from pagekeeper.common.process import run_process
@@ -111,6 +111,8 @@ async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: s
         vocab_size=model.config.vocab_size,
         max_context_length=context_limit(settings, model, first),
         block_size=settings.block_size,
+        num_blocks=first.granted.num_blocks - 1 - first.granted.watermark_blocks,
+        max_sequences=settings.max_sequences,
     )
 
     service = RunnerService(info)
@@ -124,7 +126,7 @@ async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: s
             raise ConfigurationError("pool_size: the new cache manager's pool holds less; restart the runner")
         return exchange
 
-    def deliver(step: int, outputs: list[Output]) -> None:
+    def deliver(step: int, outputs: list[Output | BeamsOutput]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed already while the process ends
             loop.call_soon_threadsafe(service.deliver, step, outputs)
 

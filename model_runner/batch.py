@@ -42,14 +42,14 @@ def lay_out(
         step: what to compute.
         block_size: tokens a block.
         reserve: memory for so many words.
-        padded_to: sequences, of which each has one token: fill the batch up with such as compute nothing.
+        padded_to: sequences, of which each has one token: fill the batch up with such as compute nothing. No fewer
+            than the step samples for.
         look_for_sharing: whether shared leading blocks are of use.
     """
     entries = step.entries
     counts = [num_tokens for _, num_tokens in entries]
     lasts = [sequence.num_computed + num_tokens for sequence, num_tokens in entries]
-    sampled = [row for row, entry in enumerate(entries) if entry.samples]
-    sampling = [entries[row].sequence for row in sampled]
+    sampled, sampling = step.samples()
     padding = 0 if padded_to is None else padded_to - len(entries)
     layout = InputLayout(
         num_tokens=sum(counts) + padding,

@@ -8,6 +8,7 @@ A step k, as `Engine.step` reads:
     emit       the tokens of step k-1; their predecessors are sealed now
     draft      step k+1 as it will be unless a sequence ends, laid out but for the tokens of step k
     complete   wait for the device, take in the tokens of step k
+    beams      only if a beam search runs: a message of its own, since how beams fork depends on these tokens
 
 The device never waits for the cache manager: what an answer grants is used by the next step. A token is shown to a
 client only after the message that seals what was computed before it, so whoever resumes the stream finds it cached.
@@ -29,9 +30,10 @@ from model_runner.inputs import StepInputs
 from model_runner.report import EngineReport, EngineState
 from model_runner.scheduler import Scheduler
 from model_runner.sequence import Sequence
-from model_runner.step import Output, Step
+from model_runner.step import BeamsOutput, Output, Step
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.ids import SequenceId
+from pagekeeper.common.operations import Operation
 
 _RETRY_PAUSE_S = 0.005
 """How long an engine with nothing to run waits before it asks again for blocks that another runner holds."""
@@ -70,7 +72,7 @@ class Engine:
         scheduler: Scheduler,
         device: Device,
         connect: Callable[[], Exchange],
-        on_outputs: Callable[[int, list[Output]], None],
+        on_outputs: Callable[[int, list[Output | BeamsOutput]], None],
         cost: StepCost,
     ) -> None:
         self._scheduler = scheduler
@@ -87,7 +89,7 @@ class Engine:
         self._held_since: int | None = None
         self._must_talk = False
         self._drafted: tuple[Step, StepInputs] | None = None
-        self._pending: tuple[int, list[Output]] = (0, [])
+        self._pending: tuple[int, list[Output | BeamsOutput]] = (0, [])
         # Written by the engine's thread, read by the event loop; each is replaced whole.
         self._state = EngineState(since=time.monotonic())
         self._step_seconds = 0.0
@@ -95,12 +97,12 @@ class Engine:
 
     # -- for other threads
 
-    def submit(self, sequence: Sequence) -> None:
-        """Hand over a new sequence."""
-        self._commands.put(lambda: self._scheduler.add(sequence))
+    def submit(self, *candidates: Sequence) -> None:
+        """Hand over the candidates of a new request, or the sequences of a new beam search."""
+        self._commands.put(lambda: self._scheduler.add(*candidates))
 
     def cancel(self, sequence_id: SequenceId) -> None:
-        """Drop a sequence at the next step boundary; no output of it follows a later step."""
+        """Drop a sequence, or the search it is a beam of, at the next step boundary; no output of a later step."""
         self._commands.put(lambda: self._scheduler.cancel(sequence_id))
 
     def stop(self) -> None:
@@ -158,15 +160,17 @@ class Engine:
         self._step_number += 1
         step = self._scheduler.schedule()
         flight = self._launch(step)
-        connected = self._talk(flight)
+        connected = self._talk(self._scheduler.plan(), flight)
         self._emit()
         if flight is not None:
             self._scheduler.advance(step)
-            if connected:
+            if connected and self._scheduler.can_draft:
                 self._draft()
             sampled, _ = flight.result()
             self._pending = (self._step_number, self._scheduler.complete(sampled))
             self._step_seconds += time.monotonic() - started
+            if connected and (operations := self._scheduler.plan_beams()):
+                connected = self._talk(operations, None)
         self._state = EngineState(since=time.monotonic(), step=self._step_number)
         if not connected:
             self._emit()
@@ -204,11 +208,10 @@ class Engine:
         write_sampled_tokens(inputs, step)
         return inputs
 
-    def _talk(self, flight: Flight | None) -> bool:
-        """Exchange this step's message, if there is anything to say. False if the cache manager is lost."""
+    def _talk(self, operations: list[Operation], flight: Flight | None) -> bool:
+        """Exchange a message while `flight` runs, if there is anything to say. False if the cache manager is lost."""
         if self._exchange is None:
             raise BugError("the engine is not attached")
-        operations = self._scheduler.plan()
         completed = self._step_number - (flight is not None)
         flushes = self._held_since is not None and completed > self._held_since
         if not operations and not flushes and not self._must_talk:

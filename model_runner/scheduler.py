@@ -11,22 +11,30 @@ batch laid out, while this one runs. What is drafted is scheduled unless a seque
 Continuous batching with chunked prefill under a token budget: sequences that need one token (decode) come first,
 then prompts in order of priority and arrival. Under shortage the youngest running sequence gives way; it is opened
 again later with everything it has, which is also how a runner starts over on an empty pool.
+
+Candidates of one request are opened and computed as one sequence up to where they part, and fork there. The beams of a
+search fork as each step's tokens tell, so after `complete` they have words of their own for the cache manager:
+
+    complete(sampled)  →  plan_beams()  →  apply(results)  →  schedule()
 """
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from model_runner.block_table import BlockTable
+from model_runner import grants
+from model_runner.beam_group import BeamGroup
+from model_runner.group import gather
 from model_runner.sequence import FinishReason, Sequence, Status
-from model_runner.step import Output, Sampled, Scheduled, Step
+from model_runner.step import BeamsOutput, Continuations, Output, Sampled, Scheduled, Siblings, Step
 from pagekeeper.common.errors import BugError
 from pagekeeper.common.ids import SequenceId
 from pagekeeper.common.operations import (
     BlockCopy,
     Extend,
     Extended,
+    Fork,
     Open,
     Opened,
     Operation,
@@ -37,8 +45,6 @@ from pagekeeper.common.operations import (
     Sealed,
     Shortage,
 )
-
-_PlannedOperation = Seal | Release | Extend | Open
 
 _ORDER = attrgetter("order")
 _PLACEHOLDER = 0
@@ -63,10 +69,15 @@ class Scheduler:
         self._limits = limits
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self._trunks: list[Sequence] = []
+        """Those that run and have a fork before them."""
+        self._searches: list[BeamGroup] = []
+        """Those whose sequences run."""
         self._leaving: list[Sequence] = []
-        self._planned: list[_PlannedOperation] = []
+        self._planned: list[Operation] = []
         self._copies: list[BlockCopy] = []
         self._sampling: list[Sequence] = []
+        self._forked_in_flight: list[Sequence] = []
         self._draft: Step | None = None
         self._sequences: dict[SequenceId, Sequence] = {}
         self._short = False
@@ -78,15 +89,35 @@ class Scheduler:
         """Something is left to compute or to tell the cache manager."""
         return bool(self._sequences)
 
-    def add(self, sequence: Sequence) -> None:
-        """Take a new sequence; it waits until the cache manager grants its Open."""
-        self._sequences[sequence.id] = sequence
-        bisect.insort(self.waiting, sequence, key=_ORDER)
+    def add(self, *candidates: Sequence) -> None:
+        """Take the candidates of a request, or the sequences of a beam search.
+
+        They wait until the cache manager grants the Open of one of them. More candidates than can run at once are
+        opened as several groups.
+        """
+        self._sequences |= {candidate.id: candidate for candidate in candidates}
+        if candidates[0].beams is not None:
+            self._start_search(candidates[0].beams)
+            return
+        most = self._limits.max_sequences
+        for first in range(0, len(candidates), most):
+            group = list(candidates[first : first + most])
+            if len(group) > 1:
+                for candidate in group:
+                    candidate.candidates = group
+            self._wait(gather(group))
 
     def cancel(self, sequence_id: SequenceId) -> None:
-        """Drop a sequence between two steps; what it computed stays findable. Unknown ids are ignored."""
+        """Drop a sequence between two steps, and with a beam its whole search; what they computed stays findable.
+
+        Unknown ids are ignored.
+        """
         sequence = self._sequences.get(sequence_id)
-        if sequence is not None and sequence.status is not Status.ENDED:
+        if sequence is None or sequence.status is Status.ENDED:
+            return
+        if sequence.beams is not None:
+            self._end_search(sequence.beams)
+        else:
             self._end(sequence)
 
     @property
@@ -94,13 +125,21 @@ class Scheduler:
         """Nothing can run until another runner, or the end of a step, gives blocks back."""
         return self._short or self._head_refused
 
+    @property
+    def can_draft(self) -> bool:
+        """What the next step computes depends on no token of this one. Beams depend on them."""
+        return not self._searches
+
     def schedule(self) -> Step:
         """This step's work: the draft, the very object, if it still holds; else chosen now."""
         draft, self._draft = self._draft, None
         return self._choose() if draft is None else draft
 
     def draft(self) -> Step:
-        """What `schedule` will return if no sequence in it ends before; after `advance`. `complete` fills tokens in."""
+        """What `schedule` will return if no sequence in it ends before; after `advance`. `complete` fills tokens in.
+
+        Only if it `can_draft`.
+        """
         self._draft = self._choose()
         return self._draft
 
@@ -130,14 +169,42 @@ class Scheduler:
                 sequence.num_in_flight = num_tokens
                 budget -= num_tokens
         copies, self._copies = self._copies, []
-        return Step(decodes + prefills, copies)
+        entries = decodes + prefills
+        return Step(entries, copies, list(_siblings(entries)) if self._trunks else [])
 
     def plan(self) -> list[Operation]:
         """What to tell the cache manager while the step runs: seals and releases, then slots for the next step."""
-        seals, releases, extends = list(self._seals()), list(self._releases()), list(self._extends())
+        seals = list(self._seals([*self.running, *self._leaving]))
+        releases = list(self._releases())
+        forks = list(self._forks())
+        extends = list(self._extends())
         opens = list(self._opens())
-        self._planned = [*seals, *releases, *self._withdrawals(opens), *extends, *opens]
-        return [*self._planned]
+        self._planned = [*seals, *releases, *self._withdrawals(opens), *forks, *extends, *opens]
+        self._short = self._head_refused = False
+        return self._planned
+
+    def plan_beams(self) -> list[Operation]:
+        """What to tell the cache manager before the next step is chosen, as it depends on it: how beams go on."""
+        moved = [(group, move) for group in self._searches if (move := group.move()) is not None]
+        seals, releases, forks, extends = list[Seal](), list[Release](), list[Fork](), list[Extend]()
+        for group, move in moved:
+            goes_on = [beam for beam in group.beams if beam.status is Status.RUNNING and beam not in move.given_up]
+            seals += self._seals(goes_on)
+            for beam in move.given_up:
+                self.running.remove(beam)
+                beam.status = Status.FOLLOWING
+                releases.append(grants.give_up(beam))
+            for parent, children in move.forks:
+                forks.append(grants.fork(parent, parent.num_computed, children))
+                for child in children:
+                    child.token_ids = parent.token_ids.copy()
+                    bisect.insort(self.running, child, key=_ORDER)
+            for beam, token_id in move.token_ids.items():
+                beam.token_ids.append(token_id)
+                if len(beam.token_ids) > beam.num_slots:
+                    extends.append(Extend(beam.id, len(beam.token_ids)))
+        self._planned = [*seals, *releases, *forks, *extends]
+        return self._planned
 
     def apply(self, results: list[Result]) -> bool:
         """Take in the answers to the last plan. Returns whether the message let blocks go.
@@ -145,27 +212,30 @@ class Scheduler:
         Raises:
             BugError: an operation was refused as against the protocol.
         """
-        self._short = self._head_refused = lets_go = False
+        lets_go = False
         for operation, result in zip(self._planned, results, strict=True):
-            sequence = self._sequences.get(operation.sequence) if not isinstance(operation, Release) else None
+            if isinstance(result, Refused):
+                raise BugError(f"{operation} was refused: {result.reason}")
+            if isinstance(operation, Release):
+                lets_go = True
+                continue
+            sequence = self._sequences.get(operation.parent if isinstance(operation, Fork) else operation.sequence)
+            if sequence is None:
+                continue
             match operation, result:
-                case _, Refused(reason):
-                    raise BugError(f"{operation} was refused: {reason}")
-                case Seal(), Sealed(blocks) if sequence is not None and sequence.status is Status.RUNNING:
+                case Seal(), Sealed(blocks) if sequence.status is Status.RUNNING:
                     lets_go |= sequence.block_table.rename(sequence.num_sealed_blocks - len(blocks), blocks)
-                case Extend(), Extended(kept, blocks, copies) if sequence is not None:
+                case Extend(), Extended(kept, _, copies):
                     lets_go |= bool(copies) or kept < len(sequence.block_table)
-                    sequence.block_table.resize(kept, blocks)
-                    self._rename(sequence, copies)
-                    sequence.num_slots = len(sequence.block_table) * self._limits.block_size
-                case Open(), Opened() if sequence is not None:
+                    self._copies += grants.take_extended(sequence, result, self._limits.block_size)
+                case Fork(children=children), _:
+                    grants.take_forked(sequence, [self._sequences[child] for child in children])
+                case Open(), Opened():
                     self._opened(sequence, result)
                 case Open(), Shortage():
                     self._head_refused = True
-                case Extend(), Shortage() if sequence is not None:
-                    self._give_way(sequence, result)
-                case Release(), _:
-                    lets_go = True
+                case Extend(), Shortage():
+                    self._give_way(result)
         self._planned = []
         return lets_go
 
@@ -183,16 +253,32 @@ class Scheduler:
                 sequence.num_recomputed_tokens += min(sequence.was_computed, last) - first
             sequence.was_computed = max(sequence.was_computed, last)
             if last == len(sequence.token_ids):
-                sequence.token_ids.append(_PLACEHOLDER)
+                if sequence.beams is None:
+                    sequence.token_ids.append(_PLACEHOLDER)
                 self._sampling.append(sequence)
+        for sequence in self._forked_in_flight:
+            sequence.num_computed = sequence.num_launched
+            sequence.num_in_flight = 0
+            sequence.was_computed = max(sequence.was_computed, sequence.num_computed)
+        self._forked_in_flight = []
+        for _, siblings in step.siblings:
+            for sequence in siblings:
+                sequence.token_ids.append(_PLACEHOLDER)
+            self._sampling += siblings
 
-    def complete(self, sampled: Sampled) -> list[Output]:
+    def complete(self, sampled: Sampled) -> list[Output | BeamsOutput]:
         """Take in the end of the step."""
         sampling, self._sampling = self._sampling, []
-        outputs = [self._take_in(sequence, token) for sequence, token in zip(sampling, sampled.token_ids, strict=True)]
-        for sample, logprobs in sampled.logprobs.items():
-            if outputs[sample].token_id is not None:
-                outputs[sample] = outputs[sample]._replace(logprobs=logprobs)
+        if not sampled.logprobs and not sampled.continuations:
+            return [self._take_in(sequence, token) for sequence, token in zip(sampling, sampled.token_ids, strict=True)]
+        outputs: list[Output | BeamsOutput] = []
+        for sample, (sequence, token) in enumerate(zip(sampling, sampled.token_ids, strict=True)):
+            if sequence.beams is not None:
+                outputs += self._collect(sequence, sequence.beams, sampled.continuations[sample])
+                continue
+            output = self._take_in(sequence, token)
+            logprobs = sampled.logprobs.get(sample) if output.token_id is not None else None
+            outputs.append(output._replace(logprobs=logprobs))
         return outputs
 
     def restart(self) -> None:
@@ -200,39 +286,54 @@ class Scheduler:
 
         Call it between steps only. Sequences that had ended need no Release any more.
         """
-        for sequence in self._sequences.values():
-            self._reset(sequence)
-        self._sequences = {s.id: s for s in self._sequences.values() if s.status is not Status.ENDED}
-        for sequence in self._sequences.values():
-            sequence.status = Status.WAITING
-        self.waiting = sorted(self._sequences.values(), key=_ORDER)
-        self.running, self._leaving, self._planned, self._copies = [], [], [], []
+        live = [sequence for sequence in self._sequences.values() if sequence.status is not Status.ENDED]
+        self._sequences = {sequence.id: sequence for sequence in live}
+        self.waiting, self.running, self._trunks, self._searches = [], [], [], []
+        self._leaving, self._planned, self._copies, self._forked_in_flight = [], [], [], []
         self._draft = None
         self._short = self._head_refused = False
+        for sequence in live:
+            grants.give_up(sequence)
+            sequence.fork = None
+        for sequence in live:
+            group = sequence.candidates or [sequence]
+            if sequence.beams is not None and sequence is sequence.beams.leader:
+                self._start_search(sequence.beams)
+            elif sequence.beams is None and sequence is group[0]:
+                self._wait(gather(group))
 
     # -- what the next message says, in its order
 
-    def _seals(self) -> Iterator[Seal]:
+    def _seals(self, sequences: Iterable[Sequence]) -> Iterator[Seal]:
         size = self._limits.block_size
-        for sequence in [*self.running, *self._leaving]:
-            first, full = sequence.num_sealed_blocks, sequence.num_computed // size
-            if full > first:
-                sequence.num_sealed_blocks = full
-                yield Seal(
-                    sequence.id, sequence.token_ids[first * size : full * size], sequence.block_table.blocks[first:full]
-                )
+        for sequence in sequences:
+            if sequence.num_computed // size > sequence.num_sealed_blocks:
+                yield grants.seal(sequence, size)
 
     def _releases(self) -> Iterator[Release]:
-        for sequence in self._leaving:
-            tail = sequence.num_sealed_blocks * self._limits.block_size
-            yield Release(sequence.id, sequence.token_ids[tail : sequence.num_computed])
-            self._reset(sequence)
-            if sequence.status is Status.PREEMPTED:
-                sequence.status = Status.WAITING
-                bisect.insort(self.waiting, sequence, key=_ORDER)
-            else:
+        leaving, self._leaving = self._leaving, []
+        for sequence in leaving:
+            yield grants.release(sequence, self._limits.block_size)
+            if sequence.status is Status.ENDED:
                 del self._sequences[sequence.id]
-        self._leaving = []
+            elif sequence.beams is None:
+                self._wait(sequence)
+            elif sequence is sequence.beams.beams[-1]:  # all of them were preempted together
+                self._start_search(sequence.beams)
+
+    def _forks(self) -> Iterator[Fork]:
+        """Candidates part where the running step reaches the last token that they have in common."""
+        for parent in self._trunks.copy():
+            pending = parent.fork
+            if pending is None or parent.num_launched < pending.num_tokens:
+                continue
+            self._trunks.remove(parent)
+            parent.fork = None
+            yield grants.fork(parent, pending.num_tokens, pending.children)
+            for child in pending.children:
+                bisect.insort(self.running, child, key=_ORDER)
+            if parent.num_in_flight:
+                self._forked_in_flight += pending.children
 
     def _extends(self) -> Iterator[Extend]:
         budget = self._limits.max_batch_tokens
@@ -242,28 +343,29 @@ class Scheduler:
                 continue
             budget -= num_tokens
             if sequence.num_launched + num_tokens > sequence.num_slots:
-                yield Extend(sequence.id, sequence.num_launched + num_tokens)
+                wanted = min(sequence.num_launched + num_tokens, sequence.most_slots)
+                if wanted > sequence.num_slots:
+                    yield Extend(sequence.id, wanted)
 
     def _opens(self) -> Iterator[Open]:
-        room = max(0, self._limits.max_sequences - len(self.running))
-        # While the oldest Open is refused, the younger ones would be too.
-        candidates = self.waiting[: min(room, 1) if self._head_refused or self._short else room]
+        if not self.waiting:
+            return
+        room = self._limits.max_sequences - len(self.running)
+        room -= sum(trunk.num_following for trunk in self._trunks)
+        room -= sum(group.num_free for group in self._searches)
         prefill = sum(s.length_after_step - s.num_launched for s in self.running)
-        for sequence in candidates:
+        for sequence in self.waiting:
+            room -= 1 + sequence.num_following
             # An Open that was refused keeps its place among all runners only as long as it is tried again.
-            if not sequence.open_sent and (self._short or prefill >= self._limits.max_batch_tokens):
+            too_much = self._short or prefill >= self._limits.max_batch_tokens
+            if room < 0 or (too_much and not sequence.open_sent):
                 return
             # What was computed once is most likely still in the cache.
             prefill += len(sequence.token_ids) - min(sequence.was_computed, len(sequence.token_ids) - 1)
-            sequence.open_sent = True
-            yield Open(
-                sequence.id,
-                sequence.tenant,
-                list(sequence.token_ids),
-                max_cached_tokens=len(sequence.token_ids) - 1,
-                max_new_tokens=self._limits.max_batch_tokens,
-                reopen=sequence.was_computed > 0,
-            )
+            yield grants.opening(sequence, self._limits.max_batch_tokens)
+            # While the oldest Open is refused, the younger ones would be too.
+            if self._head_refused or self._short:
+                return
 
     def _withdrawals(self, opens: list[Open]) -> Iterator[Release]:
         """A refused Open that is not tried again would hold up every younger one, another runner's too."""
@@ -277,35 +379,47 @@ class Scheduler:
 
     def _opened(self, sequence: Sequence, opened: Opened) -> None:
         self.waiting.remove(sequence)
-        sequence.status = Status.RUNNING
-        sequence.block_table = BlockTable(opened.blocks)
-        self._rename(sequence, opened.copies)
-        sequence.num_computed = opened.num_cached_tokens
-        sequence.num_sealed_blocks = opened.num_cached_tokens // self._limits.block_size
-        sequence.num_slots = len(opened.blocks) * self._limits.block_size
-        if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = min(opened.num_cached_tokens, sequence.num_prompt_tokens)
+        self._copies += grants.take_opened(sequence, opened, self._limits.block_size)
         bisect.insort(self.running, sequence, key=_ORDER)
+        if sequence.fork is not None:
+            self._trunks.append(sequence)
+        if sequence.beams is not None:
+            self._searches.append(sequence.beams)
 
-    def _rename(self, sequence: Sequence, copies: list[BlockCopy]) -> None:
-        for copy in copies:
-            sequence.block_table.rename(copy.index, [copy.destination])
-        self._copies.extend(copies)
-
-    def _give_way(self, sequence: Sequence, shortage: Shortage) -> None:
-        """Preempt the youngest sequence, unless blocks are on their way already."""
+    def _give_way(self, shortage: Shortage) -> None:
+        """Preempt the youngest sequence, with a beam its whole search, unless blocks are on their way already."""
         if not self._short and shortage.releasing_blocks == 0:
-            self._preempt(self.running[-1])
+            youngest = self.running[-1]
+            self._preempt([youngest] if youngest.beams is None else youngest.beams.beams)
         self._short = True
 
     # -- changes of state
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        bisect.insort(self.waiting, sequence, key=_ORDER)
+
+    def _start_search(self, group: BeamGroup) -> None:
+        """Let the prompt wait to be opened; the beams fork off it."""
+        group.restart()
+        for sequence in group.sequences:
+            sequence.status = Status.FOLLOWING
+        self._wait(group.leader)
+
+    def _preempt(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in sequences:
+            self._stop_running(sequence)
+            sequence.status = Status.PREEMPTED
+            self._leaving.append(sequence)
+            sequence.num_preemptions += 1
+            self.num_preemptions += 1
+
+    def _stop_running(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        sequence.status = Status.PREEMPTED
-        self._leaving.append(sequence)
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
+        if sequence in self._trunks:
+            self._trunks.remove(sequence)
+        if sequence.beams in self._searches:
+            self._searches.remove(sequence.beams)
 
     def _take_in(self, sequence: Sequence, token_id: int) -> Output:
         position = sequence.num_generated_tokens - 1
@@ -319,21 +433,50 @@ class Scheduler:
         self._end(sequence)
         return Output(sequence, position, token_id, FinishReason.LENGTH)
 
+    def _collect(self, beam: Sequence, group: BeamGroup, continuations: Continuations) -> Iterator[BeamsOutput]:
+        if beam.status is not Status.RUNNING or not group.collect(beam, continuations):
+            return
+        if group.has_ended:
+            self._end_search(group)
+            yield BeamsOutput(group.leader, group.search.hypotheses, ended=True)
+        elif group.search.params.intermediate:
+            yield BeamsOutput(group.leader, group.search.running, ended=False)
+
+    def _end_search(self, group: BeamGroup) -> None:
+        for sequence in group.sequences:
+            self._end(sequence)
+
     def _end(self, sequence: Sequence) -> None:
+        status, sequence.status = sequence.status, Status.ENDED
         if sequence.num_in_flight > 0:
             self._drop_draft()
-        if sequence.status is Status.WAITING:
+        if sequence in sequence.candidates:
+            sequence.candidates.remove(sequence)
+        if status is Status.WAITING:
             self.waiting.remove(sequence)
-        elif sequence.status is Status.RUNNING:
-            self.running.remove(sequence)
-        already_leaving = sequence.status is Status.PREEMPTED
-        sequence.status = Status.ENDED
-        if already_leaving:
-            return
-        if sequence.open_sent:
+        elif status is Status.RUNNING:
+            self._stop_running(sequence)
+        elif status is Status.FOLLOWING:
+            self._stop_following(sequence)
+        if sequence.fork is not None:
+            # Another one is opened for those who followed; it finds what this one has computed.
+            self._wait(gather(sequence.fork.children))
+            sequence.fork = None
+        if sequence.open_sent and status is not Status.PREEMPTED:
             self._leaving.append(sequence)
-        else:
+        elif not sequence.open_sent:
             del self._sequences[sequence.id]
+
+    def _stop_following(self, sequence: Sequence) -> None:
+        for leader in sequence.candidates:
+            if leader.fork is not None and sequence in leader.fork.children:
+                leader.fork.children.remove(sequence)
+                if leader.num_in_flight > 0:
+                    self._drop_draft()
+                if not leader.fork.children:
+                    leader.fork = None
+                    if leader in self._trunks:
+                        self._trunks.remove(leader)
 
     def _drop_draft(self) -> None:
         if self._draft is not None:
@@ -343,7 +486,12 @@ class Scheduler:
             self._copies = self._draft.copies
             self._draft = None
 
-    def _reset(self, sequence: Sequence) -> None:
-        sequence.block_table = BlockTable()
-        sequence.num_computed = sequence.num_in_flight = sequence.num_slots = sequence.num_sealed_blocks = 0
-        sequence.open_sent = False
+
+def _siblings(entries: list[Scheduled]) -> Iterator[Siblings]:
+    """Who samples from the logits of the last token that a sequence and its followers have in common."""
+    for row, entry in enumerate(entries):
+        pending = entry.sequence.fork
+        if pending is not None and entry.samples:
+            ending = [child for child in pending.children if len(child.token_ids) == pending.num_tokens]
+            if ending:
+                yield Siblings(row, ending)

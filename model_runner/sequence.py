@@ -5,6 +5,8 @@
   WAITING ───────────────▶ RUNNING ───────────────────────────▶ ENDED
      ▲                        │                                    ▲
      └──── preempted: Release ┘            cancelled (from any) ───┘
+
+  FOLLOWING ── Fork of another one ──▶ RUNNING
 ```
 
 Preemption, resume after a runner's death and a restart of the cache manager are all the same arrow back to WAITING:
@@ -14,12 +16,16 @@ the next Open brings prompt and generated tokens, and the cache returns the long
 import enum
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from model_runner.block_table import BlockTable
 from pagekeeper.common.ids import SequenceId
+
+if TYPE_CHECKING:
+    from model_runner.beam_group import BeamGroup
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,22 @@ class Status(enum.Enum):
     """Where a sequence is in its life."""
 
     WAITING = enum.auto()
+    FOLLOWING = enum.auto()
+    """Waits for another sequence of its request to fork; the cache manager does not know it."""
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
     """Chosen to give way; its Release goes out with the next message, then it waits again."""
     ENDED = enum.auto()
+
+
+@dataclass(eq=False)
+class PendingFork:
+    """Sequences that are opened as one, since they begin with the same tokens."""
+
+    num_tokens: int
+    """How many those are: where they part."""
+    children: list["Sequence"]
+    """All but the one that is opened."""
 
 
 @dataclass(eq=False)
@@ -80,6 +98,12 @@ class Sequence:
     """Generated tokens that came with the submission."""
     num_continuations: int = 0
     """How many of the likeliest next tokens are wanted instead of one: the sequence is a beam of a search."""
+    candidates: list["Sequence"] = field(default_factory=list)
+    """Itself and the others of its request that have not ended, one list for all; empty if it never had others."""
+    fork: PendingFork | None = None
+    """What others wait for while this one is opened, and computed, for them too."""
+    beams: "BeamGroup | None" = None
+    """The search that this is a beam of."""
 
     status: Status = Status.WAITING
     block_table: BlockTable = field(default_factory=BlockTable)
@@ -124,6 +148,20 @@ class Sequence:
     def length_after_step(self) -> int:
         """Known tokens once the running step has ended: one more if it reaches the last one."""
         return len(self.token_ids) + (self.num_in_flight > 0 and self.num_launched == len(self.token_ids))
+
+    @property
+    def most_slots(self) -> int:
+        """Slots that may be asked for: others decide what follows the tokens in common, or those of a beam."""
+        if self.fork is not None:
+            return self.fork.num_tokens
+        return len(self.token_ids) if self.beams is not None else self.max_total_tokens
+
+    @property
+    def num_following(self) -> int:
+        """Sequences that it may become more by."""
+        if self.fork is not None:
+            return len(self.fork.children)
+        return self.beams.num_free if self.beams is not None else 0
 
     @property
     def ends_after_step(self) -> bool:

@@ -15,25 +15,16 @@ from dataclasses import dataclass, field
 import grpc
 import structlog
 
+from model_runner.beam_group import BeamGroup, most_blocks
+from model_runner.beam_search import BeamSearch
 from model_runner.engine import Engine
-from model_runner.report import Activity, EngineReport
-from model_runner.sequence import FinishReason, SamplingParams, Sequence
-from model_runner.step import Output
+from model_runner.sequence import SamplingParams, Sequence
+from model_runner.step import BeamsOutput, Output
+from model_runner.wire import beam_search_params, wire_beams, wire_hypotheses, wire_output, wire_report
 from pagekeeper.common.ids import SequenceId
-from pagekeeper.v1 import runner_pb2, runner_pb2_grpc, types_pb2
+from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
 
-_FINISH = {
-    None: types_pb2.FINISH_REASON_UNSPECIFIED,
-    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-}
-_ACTIVITY = {
-    Activity.IDLE: runner_pb2.EngineReport.STATE_IDLE,
-    Activity.IN_STEP: runner_pb2.EngineReport.STATE_IN_STEP,
-    Activity.WAITING_FOR_MANAGER: runner_pb2.EngineReport.STATE_WAITING_FOR_MANAGER,
-}
-
-_SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop_token_ids"})
+_SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop_token_ids", "beam_search"})
 """What of ResolvedSampling this runner can do."""
 
 log = structlog.get_logger()
@@ -49,6 +40,10 @@ class RunnerInfo:
     max_context_length: int
     """Most tokens of prompt and answer together."""
     block_size: int
+    num_blocks: int
+    """Most blocks that one request may hold."""
+    max_sequences: int
+    """Most sequences that run at once."""
 
 
 @dataclass(eq=False)
@@ -62,12 +57,13 @@ class _Gateway:
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a sequence's output goes."""
+    """Where the output of a sequence goes, or of a beam search, for which its leader stands."""
 
     gateway: _Gateway
     request: int
     attempt: int
-    candidate: int
+    candidates: set[int]
+    """Those that are still wanted: the sequence's own, or a search's hypotheses by their ranks."""
 
 
 class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
@@ -141,7 +137,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
                     case "cancel":
                         self._cancel(gateway, message.cancel.request, frozenset(message.cancel.candidates))
                     case "ping":
-                        pong = runner_pb2.Pong(nonce=message.ping.nonce, engine=_wire_report(self.engine.report()))
+                        pong = runner_pb2.Pong(nonce=message.ping.nonce, engine=wire_report(self.engine.report()))
                         gateway.outbox.put_nowait(runner_pb2.ServeResponse(pong=pong))
         finally:
             gateway.outbox.put_nowait(None)
@@ -163,11 +159,31 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             self._refuse(submit, gateway, refusal)
             return
         log.debug("request submitted", request_id=submit.request_id, tenant=submit.tenant, attempt=submit.attempt)
-        for candidate in submit.candidates or [runner_pb2.Submit.Candidate()]:
-            sequence = self._sequence(submit, candidate)
-            self._origins[sequence.id] = _Origin(gateway, submit.request, submit.attempt, candidate.index)
-            gateway.sequences.setdefault(submit.request, []).append(sequence.id)
-            self.engine.submit(sequence)
+        candidates = submit.candidates or [runner_pb2.Submit.Candidate()]
+        if submit.sampling.HasField("beam_search"):
+            beams = self._beams(submit, len(candidates))
+            self._expect(beams[0], _Origin(gateway, submit.request, submit.attempt, {c.index for c in candidates}))
+            self.engine.submit(*beams)
+            return
+        sequences = [self._sequence(submit, candidate) for candidate in candidates]
+        for sequence in sequences:
+            self._expect(sequence, _Origin(gateway, submit.request, submit.attempt, {sequence.candidate}))
+        self.engine.submit(*sequences)
+
+    def _expect(self, sequence: Sequence, origin: _Origin) -> None:
+        self._origins[sequence.id] = origin
+        origin.gateway.sequences.setdefault(origin.request, []).append(sequence.id)
+
+    def _beams(self, submit: runner_pb2.Submit, num_hypotheses: int) -> list[Sequence]:
+        """The sequences of a beam search."""
+        params = beam_search_params(submit.sampling.beam_search, num_hypotheses)
+        sequences = [self._sequence(submit, runner_pb2.Submit.Candidate()) for _ in range(params.width)]
+        leader = sequences[0]
+        max_tokens = leader.max_total_tokens - leader.num_prompt_tokens
+        group = BeamGroup(BeamSearch(params, leader.sampling.stop_token_ids, max_tokens), sequences)
+        for sequence in sequences:
+            sequence.beams, sequence.num_continuations = group, group.search.num_continuations
+        return sequences
 
     def _sequence(self, submit: runner_pb2.Submit, candidate: runner_pb2.Submit.Candidate) -> Sequence:
         prompt, generated = list(submit.prompt_token_ids), list(candidate.generated_token_ids)
@@ -210,33 +226,56 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             field_, detail = "token_ids", f"must be less than the vocabulary's size, {info.vocab_size}"
         elif unknown := [name.name for name, _ in submit.sampling.ListFields() if name.name not in _SAMPLING]:
             field_, detail = f"sampling.{unknown[0]}", "this runner does not offer it"
+        elif detail := self._too_wide(submit):
+            field_ = "sampling.beam_search.width"
         else:
             return None
         return runner_pb2.Refusal(code=runner_pb2.Refusal.CODE_INVALID, field=field_, detail=detail)
 
+    def _too_wide(self, submit: runner_pb2.Submit) -> str:
+        """Why a beam search can never run, if so: its beams do so together or not at all."""
+        info, width, prompt = self._info, submit.sampling.beam_search.width, len(submit.prompt_token_ids)
+        length = min(prompt + submit.sampling.max_tokens, info.max_context_length)
+        needed = most_blocks(width, prompt, length, info.block_size)
+        if width > info.max_sequences:
+            return f"at most {info.max_sequences} sequences run at once"
+        if width and needed > info.num_blocks:
+            return f"{width} beams of {length} tokens may need {needed} blocks; the pool has {info.num_blocks}"
+        return ""
+
     def _refuse(self, submit: runner_pb2.Submit, gateway: _Gateway, refusal: runner_pb2.Refusal) -> None:
         output = runner_pb2.SequenceOutput(request=submit.request, attempt=submit.attempt, refusal=refusal)
-        self._send(gateway, 0, [output])
+        self._send(gateway, runner_pb2.StepOutput(outputs=[output]))
 
     def _cancel(self, gateway: _Gateway, request: int, candidates: frozenset[int] = frozenset()) -> None:
         """Cancel a request's `candidates`, all of them where none is named."""
         for sequence_id in list(gateway.sequences.get(request, [])):
-            if not candidates or self._origins[sequence_id].candidate in candidates:
+            wanted = self._origins[sequence_id].candidates
+            wanted -= candidates or set(wanted)
+            if not wanted:
                 self._end(gateway, request, sequence_id)
                 self.engine.cancel(sequence_id)
 
-    def deliver(self, step: int, outputs: list[Output]) -> None:
+    def deliver(self, step: int, outputs: list[Output | BeamsOutput]) -> None:
         """Send a step's outputs to their gateways, one message each. Runs on the event loop."""
-        messages: dict[_Gateway, list[runner_pb2.SequenceOutput]] = defaultdict(list)
+        messages: dict[_Gateway, runner_pb2.StepOutput] = defaultdict(lambda: runner_pb2.StepOutput(step=step))
         for output in outputs:
-            origin = self._origins.get(output.sequence.id)
+            sequence = output.leader if isinstance(output, BeamsOutput) else output.sequence
+            origin = self._origins.get(sequence.id)
             if origin is None:
                 continue
-            messages[origin.gateway].append(_wire_output(output, origin))
-            if output.finish_reason is not None:
-                self._end(origin.gateway, origin.request, output.sequence.id)
-        for gateway, wire_outputs in messages.items():
-            self._send(gateway, step, wire_outputs)
+            message = messages[origin.gateway]
+            if isinstance(output, Output):
+                message.outputs.append(wire_output(output, origin.request, origin.attempt))
+                ended = output.finish_reason is not None
+            elif ended := output.ended:
+                message.outputs.extend(wire_hypotheses(output, origin.request, origin.attempt, origin.candidates))
+            else:
+                message.beams.append(wire_beams(output, origin.request, origin.attempt))
+            if ended:
+                self._end(origin.gateway, origin.request, sequence.id)
+        for gateway, message in messages.items():
+            self._send(gateway, message)
 
     def _end(self, gateway: _Gateway, request: int, sequence_id: SequenceId) -> None:
         """Forget one sequence, and with its last one the request."""
@@ -249,43 +288,5 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             self._drained.set()
 
     @staticmethod
-    def _send(gateway: _Gateway, step: int, outputs: list[runner_pb2.SequenceOutput]) -> None:
-        gateway.outbox.put_nowait(runner_pb2.ServeResponse(step=runner_pb2.StepOutput(step=step, outputs=outputs)))
-
-
-def _wire_output(output: Output, origin: _Origin) -> runner_pb2.SequenceOutput:
-    sequence = output.sequence
-    usage = None
-    # At the first token too: the gateway may end the answer itself, at a stop string or when this runner is lost.
-    if output.finish_reason is not None or output.position == sequence.num_resumed_tokens:
-        usage = types_pb2.Usage(
-            prompt_tokens=sequence.num_prompt_tokens,
-            cached_tokens=sequence.num_cached_tokens or 0,
-            resumed_tokens=sequence.num_resumed_tokens,
-            recomputed_tokens=sequence.num_recomputed_tokens,
-            # The engine may have gone on: the sequence itself can be longer by now.
-            completion_tokens=output.position + (output.token_id is not None),
-        )
-    return runner_pb2.SequenceOutput(
-        request=origin.request,
-        attempt=origin.attempt,
-        candidate=sequence.candidate,
-        position=output.position,
-        token_ids=[] if output.token_id is None else [output.token_id],
-        finish_reason=_FINISH[output.finish_reason],
-        usage=usage,
-    )
-
-
-def _wire_report(report: EngineReport) -> runner_pb2.EngineReport:
-    return runner_pb2.EngineReport(
-        state=_ACTIVITY[report.activity],
-        step=report.step,
-        seconds=report.seconds,
-        limit_seconds=report.limit_seconds,
-        running=report.running,
-        waiting=report.waiting,
-        step_seconds=report.step_seconds,
-        manager_wait_seconds=report.manager_wait_seconds,
-        preemptions=report.preemptions,
-    )
+    def _send(gateway: _Gateway, message: runner_pb2.StepOutput) -> None:
+        gateway.outbox.put_nowait(runner_pb2.ServeResponse(step=message))

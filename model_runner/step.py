@@ -20,17 +20,35 @@ class Scheduled(NamedTuple):
         return self.sequence.num_computed + self.num_tokens == len(self.sequence.token_ids)
 
 
+class Siblings(NamedTuple):
+    """Sequences that part from another one here: they sample from the logits of its last token, too."""
+
+    row: int
+    """Which entry that is; it samples."""
+    sequences: list[Sequence]
+
+
 @dataclass(frozen=True)
 class Step:
     """Work of one step: `copies` come before any write, then `entries`, those with a single token first."""
 
     entries: list[Scheduled]
     copies: list[BlockCopy]
+    siblings: list[Siblings] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
         return sum(entry.num_tokens for entry in self.entries)
+
+    def samples(self) -> tuple[list[int], list[Sequence]]:
+        """The entries whose logits are sampled, and for which sequence: of the entries, in order, then of siblings."""
+        rows = [row for row, entry in enumerate(self.entries) if entry.samples]
+        sequences = [self.entries[row].sequence for row in rows]
+        for row, siblings in self.siblings:
+            rows += [row] * len(siblings)
+            sequences += siblings
+        return rows, sequences
 
 
 class TokenLogprobs(NamedTuple):
@@ -61,6 +79,25 @@ class Sampled:
     """By sample, for those that ask for them."""
     continuations: Mapping[int, Continuations] = field(default_factory=dict)
     """By sample, for those with `Sequence.num_continuations`; after everything that changes logits."""
+
+
+class Hypothesis(NamedTuple):
+    """An answer of a beam search, or the beginning of one."""
+
+    token_ids: list[int]
+    """Without the stop token that ended it."""
+    score: float
+    """Sum of the log-probabilities, that of the stop token included, over their number to the length penalty."""
+    finish_reason: FinishReason | None
+    """None: a running beam."""
+
+
+class BeamsOutput(NamedTuple):
+    """A beam search's news of a step: the beams that run, or its end, with the answers; best first."""
+
+    leader: Sequence
+    hypotheses: list[Hypothesis]
+    ended: bool
 
 
 class Output(NamedTuple):

@@ -127,7 +127,8 @@ class CudaDevice:
 
     def prepare(self, step: Step) -> StepInputs:
         """See `Device`; waits until the buffer's last copy has ended, which it has unless two steps are in flight."""
-        bucket = bucket_for(len(step.entries), self._sizes) if step.num_tokens == len(step.entries) else None
+        size = len(step.entries) + sum(len(siblings) for _, siblings in step.siblings)
+        bucket = bucket_for(size, self._sizes) if step.num_tokens == len(step.entries) else None
         reserve = self._stagings[0].reserve
         return lay_out(step, self._layout.block_size, reserve, padded_to=bucket, look_for_sharing=True)
 

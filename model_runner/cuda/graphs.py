@@ -68,10 +68,11 @@ class DecodeGraphs:
         self._graphs.clear()
 
     def find(self, inputs: StepInputs) -> DecodeGraph | None:
-        """The graph of a step's size and kind; None for one that is not all decodes."""
-        if inputs.layout.num_tokens != inputs.layout.num_sequences:
+        """The graph of a step's size and kind; None for one that is not all decodes, each with one sample."""
+        layout = inputs.layout
+        if not layout.num_tokens == layout.num_sequences == layout.num_samples:
             return None
-        return self._graphs.get((inputs.layout.num_sequences, inputs.has_shared_blocks))
+        return self._graphs.get((layout.num_sequences, inputs.has_shared_blocks))
 
     def replay(self, found: DecodeGraph, layout: InputLayout, tables: torch.Tensor) -> torch.Tensor:
         """Logits of the step whose inputs have arrived, valid until the next replay. Only within `Queue.run`."""

@@ -12,12 +12,14 @@ from pathlib import Path
 from cache_manager.client import Exchange
 from kernels.kv_layout import KvLayout
 from kernels.select import select_kernels
+from model_runner.beam_group import BeamGroup
+from model_runner.beam_search import BeamSearch, BeamSearchParams
 from model_runner.device import CpuDevice, Device
 from model_runner.engine import Engine, StepCost
 from model_runner.model.load import LoadedModel, load_decoder
 from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.sequence import FinishReason, SamplingParams, Sequence
-from model_runner.step import Output
+from model_runner.step import BeamsOutput, Hypothesis, Output
 from pagekeeper.common.ids import SequenceId
 from tests.fakes.local_cache import LocalCache, LocalPool
 
@@ -35,11 +37,13 @@ def cpu_device(model: LoadedModel, layout: KvLayout) -> Device:
 
 @dataclass
 class Answer:
-    """What came out of a sequence."""
+    """What came out of a sequence, or of a beam search: then `sequence` is its leader."""
 
     sequence: Sequence
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    beams: list[list[Hypothesis]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -90,19 +94,79 @@ class EngineUnderTest:
         top_p: float = 1.0,
         priority: int = 0,
     ) -> Answer:
-        sequence = Sequence(
+        sampling = SamplingParams(temperature, top_p, 0, 0.0, seed, stop)
+        sequence = self._sequence(prompt, max_tokens, generated, sampling, max_context=max_context, priority=priority)
+        answer = self._answer(sequence)
+        self.engine.submit(sequence)
+        return answer
+
+    def submit_candidates(
+        self,
+        prompt: list[int],
+        n: int,
+        max_tokens: int = 24,
+        *,
+        generated: dict[int, list[int]] | None = None,
+        temperature: float = 1.0,
+        seed: int = 0,
+        stop: frozenset[int] = frozenset(),
+    ) -> list[Answer]:
+        """Several candidates; `generated` names those that are resumed, if not all of them start."""
+        sampling = SamplingParams(temperature, 1.0, 0, 0.0, seed, stop)
+        resumed = dict.fromkeys(range(n), ()) if generated is None else generated
+        sequences = [
+            self._sequence(prompt, max_tokens, tuple(tokens), sampling, candidate=index)
+            for index, tokens in resumed.items()
+        ]
+        answers = [self._answer(sequence) for sequence in sequences]
+        self.engine.submit(*sequences)
+        return answers
+
+    def search(
+        self,
+        prompt: list[int],
+        params: BeamSearchParams,
+        max_tokens: int = 24,
+        *,
+        stop: frozenset[int] = frozenset(),
+    ) -> Answer:
+        search = BeamSearch(params, stop, max_tokens)
+        sampling = SamplingParams(0.0, 1.0, 0, 0.0, 0, stop)
+        sequences = [self._sequence(prompt, max_tokens, (), sampling) for _ in range(params.width)]
+        group = BeamGroup(search, sequences)
+        for sequence in sequences:
+            sequence.beams, sequence.num_continuations = group, search.num_continuations
+        answer = self._answer(group.leader)
+        self.engine.submit(*sequences)
+        return answer
+
+    def _sequence(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        generated: tuple[int, ...],
+        sampling: SamplingParams,
+        *,
+        candidate: int = 0,
+        max_context: int = 512,
+        priority: int = 0,
+    ) -> Sequence:
+        return Sequence(
             id=SequenceId(next(self._ids)),
             tenant="t",
             token_ids=[*prompt, *generated],
             num_prompt_tokens=len(prompt),
             max_total_tokens=min(len(prompt) + max_tokens, max_context),
-            sampling=SamplingParams(temperature, top_p, 0, 0.0, seed, stop),
+            sampling=sampling,
+            candidate=candidate,
             priority=priority,
             num_resumed_tokens=len(generated),
             was_computed=len(prompt) + len(generated) - 1 if generated else 0,
         )
-        answer = self._answers[sequence.id] = Answer(sequence, list(generated))
-        self.engine.submit(sequence)
+
+    def _answer(self, sequence: Sequence) -> Answer:
+        generated = sequence.token_ids[sequence.num_prompt_tokens :]
+        answer = self._answers[sequence.id] = Answer(sequence, generated)
         return answer
 
     def wait(self, *answers: Answer) -> list[list[int]]:
@@ -123,8 +187,16 @@ class EngineUnderTest:
         self.caches.append(self._cache_type(self._new_pool(), "runner"))
         return self.caches[-1]
 
-    def _deliver(self, step: int, outputs: list[Output]) -> None:
+    def _deliver(self, step: int, outputs: list[Output | BeamsOutput]) -> None:
         for output in outputs:
+            if isinstance(output, BeamsOutput):
+                answer = self._answers[output.leader.id]
+                if output.ended:
+                    answer.hypotheses = output.hypotheses
+                    answer.ended.set()
+                else:
+                    answer.beams.append(output.hypotheses)
+                continue
             answer = self._answers[output.sequence.id]
             assert answer.finish_reason is None
             assert output.position == len(answer.token_ids)

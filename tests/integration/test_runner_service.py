@@ -84,7 +84,7 @@ class Gateway:
 async def runner(model: LoadedModel, runtime_dir: Path) -> AsyncIterator[Runner]:
     loop = asyncio.get_running_loop()
     pool = LocalPool(NUM_BLOCKS, model.kv_layout(BLOCK_SIZE))
-    service = RunnerService(RunnerInfo("r-1", "tiny", model.config.vocab_size, 256, BLOCK_SIZE))
+    service = RunnerService(RunnerInfo("r-1", "tiny", model.config.vocab_size, 256, BLOCK_SIZE, NUM_BLOCKS - 2, 16))
     engine = Engine(
         Scheduler(SchedulerLimits(BLOCK_SIZE, 64, 16)),
         CpuDevice(model.decoder, select_kernels("cpu"), pool.layout),
@@ -247,7 +247,6 @@ async def test_a_draining_runner_finishes_what_it_has_and_takes_nothing_new(runn
         ("min_tokens", 1),
         ("logprobs", 0),
         ("prompt_logprobs", 0),
-        ("beam_search", {"width": 2}),
     ],
 )
 async def test_what_this_runner_does_not_offer_is_refused_by_name(gateway: Gateway, field: str, value: object) -> None:
