@@ -181,19 +181,18 @@ class RunnerClient:
 
 
 def _accept(generation: Generation, output: Output) -> None:
-    match output:
-        case runner_pb2.PromptOutput():
-            generation.accept_prompt_logprobs(output.logprobs)
-        case runner_pb2.BeamOutput():
-            generation.accept_beams([Beam(list(beam.token_ids), beam.score) for beam in output.beams])
-        case _:
-            if output.HasField("usage"):
-                generation.count(output.candidate, output.usage.cached_tokens, output.usage.recomputed_tokens)
-            tokens = Tokens(
-                candidate=output.candidate,
-                token_ids=list(output.token_ids),
-                finish_reason=FinishReason(output.finish_reason) if output.finish_reason else None,
-                logprobs=list(output.logprobs),
-                score=output.score if output.HasField("score") else None,
-            )
-            generation.accept(output.position, tokens)
+    if isinstance(output, runner_pb2.SequenceOutput):
+        if output.HasField("usage"):
+            generation.count(output.candidate, output.usage.cached_tokens, output.usage.recomputed_tokens)
+        tokens = Tokens(
+            candidate=output.candidate,
+            token_ids=list(output.token_ids),
+            finish_reason=FinishReason(output.finish_reason) if output.finish_reason else None,
+            logprobs=list(output.logprobs),
+            score=output.score if output.HasField("score") else None,
+        )
+        generation.accept(output.position, tokens)
+    elif isinstance(output, runner_pb2.PromptOutput):
+        generation.accept_prompt_logprobs(output.logprobs)
+    else:
+        generation.accept_beams([Beam(list(beam.token_ids), beam.score) for beam in output.beams])

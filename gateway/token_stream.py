@@ -83,11 +83,12 @@ class TokenStream:
         self._on_end = on_end
 
     def push(self, tokens: Tokens) -> None:
-        """Add an open candidate's next tokens; with a finish reason they are its last."""
-        waiting = self._waiting.setdefault(tokens.candidate, Tokens(tokens.candidate, []))
-        waiting.token_ids += tokens.token_ids
-        waiting.logprobs += tokens.logprobs
-        waiting.finish_reason, waiting.score = tokens.finish_reason, tokens.score
+        """Add an open candidate's next tokens, which are ours from then on; with a finish reason they are its last."""
+        waiting = self._waiting.setdefault(tokens.candidate, tokens)
+        if waiting is not tokens:
+            waiting.token_ids += tokens.token_ids
+            waiting.logprobs += tokens.logprobs
+            waiting.finish_reason, waiting.score = tokens.finish_reason, tokens.score
         if tokens.finish_reason:
             self.open.remove(tokens.candidate)
         self._wake_reader()
