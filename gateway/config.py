@@ -23,7 +23,7 @@ class GatewaySettings(Settings):
     max_logprob_values: int = Field(
         1_000_000,
         ge=0,
-        description="Most log-probabilities of one request, all tokens and candidates; each takes up to 10 bytes.",
+        description="Most log-probabilities of one request, all tokens and candidates; each takes up to 50 bytes.",
     )
     runner_wait_s: float = Field(60.0, gt=0, description="Longest time a request waits for a ready runner, in seconds.")
     grace_s: float = Field(30.0, ge=0, description="Time that running requests get to end at a drain, in seconds.")

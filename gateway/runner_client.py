@@ -188,7 +188,7 @@ def _accept(generation: Generation, output: Output) -> None:
             candidate=output.candidate,
             token_ids=list(output.token_ids),
             finish_reason=FinishReason(output.finish_reason) if output.finish_reason else None,
-            logprobs=list(output.logprobs),
+            logprobs=output.logprobs,
             score=output.score if output.HasField("score") else None,
         )
         generation.accept(output.position, tokens)

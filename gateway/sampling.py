@@ -75,8 +75,8 @@ class Caps:
         max_n: candidates.
         max_beam_width: beams.
         max_logprobs: alternatives to each token.
-        max_logprob_values: log-probabilities in all of a request's answer, and with them the memory and the message
-            that they take: at most 10 bytes each.
+        max_logprob_values: log-probabilities of a request in all, and with them the memory and the message that they
+            take: at most 50 and 10 bytes each.
     """
 
     max_n: int = 16

@@ -12,6 +12,7 @@ from gateway.live_requests import LiveRequest, LiveRequests
 from gateway.sampling import Sampling
 from gateway.token_stream import Beam, News, Tokens, TokenStream
 from pagekeeper.common.errors import BugError, DuplicateRequestError, SlowReaderError, UnavailableError
+from pagekeeper.v1.runner_pb2 import SequenceOutput, StepOutput
 from pagekeeper.v1.types_pb2 import TokenLogprobs
 
 
@@ -140,6 +141,17 @@ async def test_positions_already_here_are_dropped_and_a_gap_is_a_bug() -> None:
     assert tokens.token_ids == [token.token_id for token in tokens.logprobs] == [7, 8, 9, 10]
     with pytest.raises(BugError, match="from position 4 to 5"):
         accept(5, 11)
+
+
+async def test_logprobs_that_wait_hold_no_part_of_a_runners_message() -> None:
+    stream = TokenStream()
+    for token_id in (5, 6):
+        step = StepOutput(outputs=[SequenceOutput(logprobs=[TokenLogprobs(token_id=token_id)])])
+        stream.push(Tokens(0, [token_id], logprobs=step.outputs[0].logprobs))
+        # A part of it would show this.
+        step.outputs[0].logprobs[0].token_id = 99
+    (tokens,) = (await stream.next()).tokens
+    assert [token.token_id for token in tokens.logprobs] == tokens.token_ids == [5, 6]
 
 
 def test_what_a_runner_leaves_out_or_makes_up_is_a_bug() -> None:
