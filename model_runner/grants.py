@@ -1,7 +1,7 @@
 """What a sequence asks the cache manager for, and how it takes in what it was granted."""
 
 from model_runner.block_table import BlockTable
-from model_runner.sequence import Sequence, Status
+from model_runner.sequence import Sequence
 from pagekeeper.common.operations import BlockCopy, Extended, Fork, Open, Opened, Release, Seal
 
 
@@ -21,7 +21,6 @@ def opening(sequence: Sequence, max_new_tokens: int) -> Open:
 
 def take_opened(sequence: Sequence, opened: Opened, block_size: int) -> list[BlockCopy]:
     """Begin to run with what was granted; returns the copies to make first."""
-    sequence.status = Status.RUNNING
     sequence.block_table = BlockTable(opened.blocks)
     sequence.num_computed = opened.num_cached_tokens
     sequence.num_sealed_blocks = opened.num_cached_tokens // block_size
@@ -48,7 +47,6 @@ def fork(parent: Sequence, num_tokens: int, children: list[Sequence]) -> Fork:
     """Let `children` begin where `parent` is; which of them may write into the shared tail is to be asked for."""
     parent.num_slots = num_tokens
     for child in children:
-        child.status = Status.RUNNING
         child.open_sent = True
         child.num_slots = num_tokens
         child.num_computed, child.num_in_flight = parent.num_computed, parent.num_in_flight

@@ -18,14 +18,12 @@ search fork as each step's tokens tell, so after `complete` they have words of t
     complete(sampled)  →  plan_beams()  →  apply(results)  →  schedule()
 """
 
-import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 
 from model_runner import grants
 from model_runner.beam_group import BeamGroup
-from model_runner.group import gather
+from model_runner.roster import Roster
 from model_runner.sequence import FinishReason, Sequence, Status
 from model_runner.step import BeamsOutput, Continuations, Output, Sampled, Scheduled, Siblings, Step
 from pagekeeper.common.errors import BugError
@@ -46,7 +44,6 @@ from pagekeeper.common.operations import (
     Shortage,
 )
 
-_ORDER = attrgetter("order")
 _PLACEHOLDER = 0
 """A token id that is not known yet."""
 
@@ -67,19 +64,12 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
-        self._trunks: list[Sequence] = []
-        """Those that run and have a fork before them."""
-        self._searches: list[BeamGroup] = []
-        """Those whose sequences run."""
-        self._leaving: list[Sequence] = []
+        self._roster = Roster()
         self._planned: list[Operation] = []
         self._copies: list[BlockCopy] = []
         self._sampling: list[Sequence] = []
         self._forked_in_flight: list[Sequence] = []
         self._draft: Step | None = None
-        self._sequences: dict[SequenceId, Sequence] = {}
         self._short = False
         self._head_refused = False
         self.num_preemptions = 0
@@ -87,7 +77,17 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Something is left to compute or to tell the cache manager."""
-        return bool(self._sequences)
+        return bool(self._roster.by_id)
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Sequences that are to be opened, who is served first first."""
+        return self._roster.waiting
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that have blocks and are computed, who is served first first."""
+        return self._roster.running
 
     def add(self, *candidates: Sequence) -> None:
         """Take the candidates of a request, or the sequences of a beam search.
@@ -95,24 +95,14 @@ class Scheduler:
         They wait until the cache manager grants the Open of one of them. More candidates than can run at once are
         opened as several groups.
         """
-        self._sequences |= {candidate.id: candidate for candidate in candidates}
-        if candidates[0].beams is not None:
-            self._start_search(candidates[0].beams)
-            return
-        most = self._limits.max_sequences
-        for first in range(0, len(candidates), most):
-            group = list(candidates[first : first + most])
-            if len(group) > 1:
-                for candidate in group:
-                    candidate.candidates = group
-            self._wait(gather(group))
+        self._roster.add(candidates, self._limits.max_sequences)
 
     def cancel(self, sequence_id: SequenceId) -> None:
         """Drop a sequence between two steps, and with a beam its whole search; what they computed stays findable.
 
         Unknown ids are ignored.
         """
-        sequence = self._sequences.get(sequence_id)
+        sequence = self._roster.by_id.get(sequence_id)
         if sequence is None or sequence.status is Status.ENDED:
             return
         if sequence.beams is not None:
@@ -128,7 +118,7 @@ class Scheduler:
     @property
     def can_draft(self) -> bool:
         """What the next step computes depends on no token of this one. Beams depend on them."""
-        return not self._searches
+        return not self._roster.searches
 
     def schedule(self) -> Step:
         """This step's work: the draft, the very object, if it still holds; else chosen now."""
@@ -150,7 +140,7 @@ class Scheduler:
         # Who has the most to catch up on comes last; the order among equals stays.
         budget = self._limits.max_batch_tokens
         behind: list[tuple[Sequence, int]] = []
-        for sequence in self.running:
+        for sequence in self._roster.running:
             num_computed, num_known = sequence.num_computed, len(sequence.token_ids)
             if num_known >= sequence.max_total_tokens:
                 continue  # in a draft: it ends when its last token is known
@@ -170,11 +160,11 @@ class Scheduler:
                 budget -= num_tokens
         copies, self._copies = self._copies, []
         entries = decodes + prefills
-        return Step(entries, copies, list(_siblings(entries)) if self._trunks else [])
+        return Step(entries, copies, list(_siblings(entries)) if self._roster.trunks else [])
 
     def plan(self) -> list[Operation]:
         """What to tell the cache manager while the step runs: seals and releases, then slots for the next step."""
-        seals = list(self._seals([*self.running, *self._leaving]))
+        seals = list(self._seals([*self._roster.running, *self._roster.leaving]))
         releases = list(self._releases())
         forks = list(self._forks())
         extends = list(self._extends())
@@ -185,20 +175,17 @@ class Scheduler:
 
     def plan_beams(self) -> list[Operation]:
         """What to tell the cache manager before the next step is chosen, as it depends on it: how beams go on."""
-        moved = [(group, move) for group in self._searches if (move := group.move()) is not None]
+        moved = [(group, move) for group in self._roster.searches if (move := group.move()) is not None]
         seals, releases, forks, extends = list[Seal](), list[Release](), list[Fork](), list[Extend]()
         for group, move in moved:
             goes_on = [beam for beam in group.beams if beam.status is Status.RUNNING and beam not in move.given_up]
             seals += self._seals(goes_on)
-            for beam in move.given_up:
-                self.running.remove(beam)
-                beam.status = Status.FOLLOWING
-                releases.append(grants.give_up(beam))
+            releases += [grants.give_up(beam) for beam in move.given_up]
             for parent, children in move.forks:
                 forks.append(grants.fork(parent, parent.num_computed, children))
                 for child in children:
                     child.token_ids = parent.token_ids.copy()
-                    bisect.insort(self.running, child, key=_ORDER)
+            self._roster.move_beams(move.given_up, [child for _, children in move.forks for child in children])
             for beam, token_id in move.token_ids.items():
                 beam.token_ids.append(token_id)
                 if len(beam.token_ids) > beam.num_slots:
@@ -219,7 +206,7 @@ class Scheduler:
             if isinstance(operation, Release):
                 lets_go = True
                 continue
-            sequence = self._sequences.get(operation.parent if isinstance(operation, Fork) else operation.sequence)
+            sequence = self._roster.by_id.get(operation.parent if isinstance(operation, Fork) else operation.sequence)
             if sequence is None:
                 continue
             match operation, result:
@@ -229,9 +216,10 @@ class Scheduler:
                     lets_go |= bool(copies) or kept < len(sequence.block_table)
                     self._copies += grants.take_extended(sequence, result, self._limits.block_size)
                 case Fork(children=children), _:
-                    grants.take_forked(sequence, [self._sequences[child] for child in children])
+                    grants.take_forked(sequence, [self._roster.by_id[child] for child in children])
                 case Open(), Opened():
-                    self._opened(sequence, result)
+                    self._copies += grants.take_opened(sequence, result, self._limits.block_size)
+                    self._roster.run(sequence)
                 case Open(), Shortage():
                     self._head_refused = True
                 case Extend(), Shortage():
@@ -286,21 +274,10 @@ class Scheduler:
 
         Call it between steps only. Sequences that had ended need no Release any more.
         """
-        live = [sequence for sequence in self._sequences.values() if sequence.status is not Status.ENDED]
-        self._sequences = {sequence.id: sequence for sequence in live}
-        self.waiting, self.running, self._trunks, self._searches = [], [], [], []
-        self._leaving, self._planned, self._copies, self._forked_in_flight = [], [], [], []
+        self._roster.restart()
+        self._planned, self._copies, self._forked_in_flight = [], [], []
         self._draft = None
         self._short = self._head_refused = False
-        for sequence in live:
-            grants.give_up(sequence)
-            sequence.fork = None
-        for sequence in live:
-            group = sequence.candidates or [sequence]
-            if sequence.beams is not None and sequence is sequence.beams.leader:
-                self._start_search(sequence.beams)
-            elif sequence.beams is None and sequence is group[0]:
-                self._wait(gather(group))
 
     # -- what the next message says, in its order
 
@@ -311,33 +288,21 @@ class Scheduler:
                 yield grants.seal(sequence, size)
 
     def _releases(self) -> Iterator[Release]:
-        leaving, self._leaving = self._leaving, []
-        for sequence in leaving:
+        for sequence in self._roster.leave():
             yield grants.release(sequence, self._limits.block_size)
-            if sequence.status is Status.ENDED:
-                del self._sequences[sequence.id]
-            elif sequence.beams is None:
-                self._wait(sequence)
-            elif sequence is sequence.beams.beams[-1]:  # all of them were preempted together
-                self._start_search(sequence.beams)
 
     def _forks(self) -> Iterator[Fork]:
         """Candidates part where the running step reaches the last token that they have in common."""
-        for parent in self._trunks.copy():
-            pending = parent.fork
-            if pending is None or parent.num_launched < pending.num_tokens:
-                continue
-            self._trunks.remove(parent)
-            parent.fork = None
-            yield grants.fork(parent, pending.num_tokens, pending.children)
-            for child in pending.children:
-                bisect.insort(self.running, child, key=_ORDER)
-            if parent.num_in_flight:
-                self._forked_in_flight += pending.children
+        for trunk in self._roster.trunks.copy():
+            if trunk.num_launched == trunk.most_slots:
+                children = self._roster.part(trunk)
+                yield grants.fork(trunk, trunk.num_launched, children)
+                if trunk.num_in_flight:
+                    self._forked_in_flight += children
 
     def _extends(self) -> Iterator[Extend]:
         budget = self._limits.max_batch_tokens
-        for sequence in sorted(self.running, key=lambda s: s.length_after_step - s.num_launched > 1):
+        for sequence in sorted(self._roster.running, key=lambda s: s.length_after_step - s.num_launched > 1):
             num_tokens = min(sequence.length_after_step - sequence.num_launched, budget)
             if num_tokens <= 0 or sequence.ends_after_step:
                 continue
@@ -348,13 +313,12 @@ class Scheduler:
                     yield Extend(sequence.id, wanted)
 
     def _opens(self) -> Iterator[Open]:
-        if not self.waiting:
+        roster = self._roster
+        if not roster.waiting:
             return
-        room = self._limits.max_sequences - len(self.running)
-        room -= sum(trunk.num_following for trunk in self._trunks)
-        room -= sum(group.num_free for group in self._searches)
-        prefill = sum(s.length_after_step - s.num_launched for s in self.running)
-        for sequence in self.waiting:
+        room = self._limits.max_sequences - roster.num_promised
+        prefill = sum(s.length_after_step - s.num_launched for s in roster.running)
+        for sequence in roster.waiting:
             room -= 1 + sequence.num_following
             # An Open that was refused keeps its place among all runners only as long as it is tried again.
             too_much = self._short or prefill >= self._limits.max_batch_tokens
@@ -370,56 +334,18 @@ class Scheduler:
     def _withdrawals(self, opens: list[Open]) -> Iterator[Release]:
         """A refused Open that is not tried again would hold up every younger one, another runner's too."""
         tried = {operation.sequence for operation in opens}
-        for sequence in self.waiting:
+        for sequence in self._roster.waiting:
             if sequence.open_sent and sequence.id not in tried:
                 sequence.open_sent = False
                 yield Release(sequence.id)
 
-    # -- answers
-
-    def _opened(self, sequence: Sequence, opened: Opened) -> None:
-        self.waiting.remove(sequence)
-        self._copies += grants.take_opened(sequence, opened, self._limits.block_size)
-        bisect.insort(self.running, sequence, key=_ORDER)
-        if sequence.fork is not None:
-            self._trunks.append(sequence)
-        if sequence.beams is not None:
-            self._searches.append(sequence.beams)
-
-    def _give_way(self, shortage: Shortage) -> None:
-        """Preempt the youngest sequence, with a beam its whole search, unless blocks are on their way already."""
-        if not self._short and shortage.releasing_blocks == 0:
-            youngest = self.running[-1]
-            self._preempt([youngest] if youngest.beams is None else youngest.beams.beams)
-        self._short = True
-
     # -- changes of state
 
-    def _wait(self, sequence: Sequence) -> None:
-        sequence.status = Status.WAITING
-        bisect.insort(self.waiting, sequence, key=_ORDER)
-
-    def _start_search(self, group: BeamGroup) -> None:
-        """Let the prompt wait to be opened; the beams fork off it."""
-        group.restart()
-        for sequence in group.sequences:
-            sequence.status = Status.FOLLOWING
-        self._wait(group.leader)
-
-    def _preempt(self, sequences: Iterable[Sequence]) -> None:
-        for sequence in sequences:
-            self._stop_running(sequence)
-            sequence.status = Status.PREEMPTED
-            self._leaving.append(sequence)
-            sequence.num_preemptions += 1
-            self.num_preemptions += 1
-
-    def _stop_running(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        if sequence in self._trunks:
-            self._trunks.remove(sequence)
-        if sequence.beams in self._searches:
-            self._searches.remove(sequence.beams)
+    def _give_way(self, shortage: Shortage) -> None:
+        """Preempt the youngest, unless blocks are on their way already."""
+        if not self._short and shortage.releasing_blocks == 0:
+            self.num_preemptions += self._roster.preempt_youngest()
+        self._short = True
 
     def _take_in(self, sequence: Sequence, token_id: int) -> Output:
         position = sequence.num_generated_tokens - 1
@@ -447,36 +373,9 @@ class Scheduler:
             self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
-        status, sequence.status = sequence.status, Status.ENDED
-        if sequence.num_in_flight > 0:
+        if sequence.num_in_flight > 0 or sequence.status is Status.FOLLOWING:
             self._drop_draft()
-        if sequence in sequence.candidates:
-            sequence.candidates.remove(sequence)
-        if status is Status.WAITING:
-            self.waiting.remove(sequence)
-        elif status is Status.RUNNING:
-            self._stop_running(sequence)
-        elif status is Status.FOLLOWING:
-            self._stop_following(sequence)
-        if sequence.fork is not None:
-            # Another one is opened for those who followed; it finds what this one has computed.
-            self._wait(gather(sequence.fork.children))
-            sequence.fork = None
-        if sequence.open_sent and status is not Status.PREEMPTED:
-            self._leaving.append(sequence)
-        elif not sequence.open_sent:
-            del self._sequences[sequence.id]
-
-    def _stop_following(self, sequence: Sequence) -> None:
-        for leader in sequence.candidates:
-            if leader.fork is not None and sequence in leader.fork.children:
-                leader.fork.children.remove(sequence)
-                if leader.num_in_flight > 0:
-                    self._drop_draft()
-                if not leader.fork.children:
-                    leader.fork = None
-                    if leader in self._trunks:
-                        self._trunks.remove(leader)
+        self._roster.end(sequence)
 
     def _drop_draft(self) -> None:
         if self._draft is not None:
