@@ -217,6 +217,7 @@ def launch_decodes(
 
 
 def plan_shape(query: torch.Tensor, kv_pool: KvPool, batch: AttentionBatch, params: AttentionParams) -> DecodeShape:
+    """What `plan_decodes` must know of a batch and a layer."""
     _, _, _, num_kv_heads, block_size, head_dim = kv_pool.blocks.shape
     longest = max(batch.context_lengths[: batch.num_decodes])
     if params.sliding_window is not None:

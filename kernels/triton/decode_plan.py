@@ -54,11 +54,6 @@ class DecodePlan:
     shares: int
     """Pieces that the shared prefix may be cut into; 0: no one has looked for one."""
 
-    @property
-    def merges(self) -> bool:
-        """Whether partial results are made, and merged by a kernel of its own."""
-        return self.spare > 0
-
 
 def plan_decodes(shape: DecodeShape, device: Device, least_piece: int = LEAST_PIECE) -> DecodePlan:
     """Choose tiles, and numbers of pieces that fill the device.

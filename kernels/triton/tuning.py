@@ -31,10 +31,13 @@ Elements are those of K and V, but 4 bytes wherever queries are float32: those p
 
 _FLOAT32 = {(64, 4): Tiling(32, 4, 2, 4), (128, 4): Tiling(16, 4, 2, 4), (256, 4): Tiling(16, 4, 2, 2)}
 
-# head_dim 128 in 16 bits: 80 to 107 registers (3.6: 92 to 148) and 70 KiB for two tiles of K and V, one being used and
-# one under way, so that three programs have 96 KiB under way. Half the tile, six programs: as many bytes under way,
-# but 266 instead of 402 instructions for half the bytes, mostly for reductions and barriers. Two warps: 189 registers,
-# and half as many warps to hide latency. Words of two e4m3 elements: 39 KiB; 122 to 152 registers.
+# Figures of sm_90 by triton 3.9 (3.6 in brackets). head_dim 128 in 16 bits: 80 to 108 registers (92 to 148), 70 KiB of
+# shared memory, so three programs; two tiles of K and V each, one in use and one of 32 KiB under way. A tile takes 349
+# instructions a warp (340), 44 for each KiB: at 4.8 TB/s a quarter of what a multiprocessor can issue. Half the tile
+# and six programs have as many bytes under way for a third more instructions, most of them reductions and barriers.
+# Two warps take 189 registers, and leave half as many warps to hide latency; one warp spills. With K and V as
+# the left operand, so that 8 rows would do, a tile takes no fewer instructions, and 101 KiB. Words of two e4m3
+# elements: 122 to 128 registers (152), 39 KiB, 137 instructions for each KiB (151): three quarters of the issue slots.
 _DECODE_90 = _FLOAT32 | {
     (64, 2): Tiling(128, 4, 3, 3),
     (128, 2): Tiling(64, 4, 3, 3),

@@ -212,8 +212,8 @@ def far_apart(layout: KvLayout, raw: torch.Tensor, stride: int) -> KvPool:
     return KvPool(spread, blocks, scales)
 
 
-@pytest.mark.parametrize("shared_blocks", [None, 2])
-def test_a_graph_is_replayed_with_other_lengths_and_padding(shared_blocks: int | None) -> None:
+@pytest.mark.parametrize(("shared_blocks", "least"), [(None, SMALL_PIECE), (None, 4096), (2, SMALL_PIECE)])
+def test_a_graph_is_replayed_with_other_lengths_and_padding(shared_blocks: int | None, least: int) -> None:
     """What the host said when the graph was captured are upper bounds; sequences of no tokens come last."""
     case = Case(KvLayout(2, 1, 16, 64, "float32"), [70, 41, 150, 33, 33], 2, shared_blocks)
     pool, query, params = case.pool(), case.query(), case.params()
@@ -222,7 +222,7 @@ def test_a_graph_is_replayed_with_other_lengths_and_padding(shared_blocks: int |
     batch.context_ends[3:] = 0
     batch.block_tables[3:] = 0
     replayed = replace(batch, context_lengths=[4096] * 5)
-    out = attend(pool.kv, replayed, query, params, SMALL_PIECE)
+    out = attend(pool.kv, replayed, query, params, least)
     torch.testing.assert_close(out[:3], expected[:3])
 
 
