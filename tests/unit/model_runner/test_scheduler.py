@@ -1,107 +1,12 @@
 """The scheduler's words, in exact order, against answers made up by the tests."""
 
-import itertools
-
 import pytest
 
-from model_runner.scheduler import Scheduler, SchedulerLimits
-from model_runner.sequence import FinishReason, SamplingParams, Sequence, Status
-from model_runner.step import Output, Sampled
+from model_runner.sequence import FinishReason, Status
+from model_runner.step import Output
 from pagekeeper.common.errors import BugError
-from pagekeeper.common.ids import BlockId, SequenceId
-from pagekeeper.common.operations import (
-    BlockRef,
-    Extend,
-    Extended,
-    Open,
-    Opened,
-    Operation,
-    Refused,
-    Release,
-    Released,
-    Result,
-    Seal,
-    Sealed,
-    Shortage,
-)
-
-STOP = 99
-SIZE = 8
-
-
-def refs(*ids: int) -> list[BlockRef]:
-    return [BlockRef(BlockId(i), 1) for i in ids]
-
-
-class Answers:
-    """Grants everything, with block ids that rise; `short` names sequences whose slots are refused."""
-
-    def __init__(self) -> None:
-        self.ids = itertools.count(1)
-        self.short: set[int] = set()
-        self.releasing = 0
-        self.cached: dict[int, int] = {}
-        self.tables: dict[int, int] = {}
-
-    def __call__(self, operations: list[Operation]) -> list[Result]:
-        return [self._answer(operation) for operation in operations]
-
-    def _answer(self, operation: Operation) -> Result:
-        match operation:
-            case Open() | Extend() if operation.sequence in self.short:
-                return Shortage(1, 0, self.releasing)
-            case Open():
-                cached = self.cached.get(operation.sequence, 0)
-                self.tables[operation.sequence] = 0
-                total = min(len(operation.token_ids), cached + operation.max_new_tokens)
-                return Opened(cached, self._grow(operation.sequence, total))
-            case Extend():
-                kept = self.tables[operation.sequence]
-                return Extended(kept, self._grow(operation.sequence, operation.num_tokens))
-            case Seal():
-                return Sealed(operation.blocks)
-            case Release():
-                return Released()
-        raise AssertionError(operation)
-
-    def _grow(self, sequence: int, num_tokens: int) -> list[BlockRef]:
-        needed = -(-num_tokens // SIZE)
-        fresh = refs(*(next(self.ids) for _ in range(needed - self.tables[sequence])))
-        self.tables[sequence] = needed
-        return fresh
-
-
-class Runner:
-    """Drives a scheduler step by step; every sampled token is its position unless told otherwise."""
-
-    def __init__(self, max_batch_tokens: int = 32, max_sequences: int = 8) -> None:
-        self.scheduler = Scheduler(SchedulerLimits(SIZE, max_batch_tokens, max_sequences))
-        self.answers = Answers()
-        self.ids = itertools.count(1)
-
-    def add(self, num_prompt: int, max_tokens: int = 100, priority: int = 0) -> Sequence:
-        number = next(self.ids)
-        sequence = Sequence(
-            id=SequenceId(number),
-            tenant="t",
-            token_ids=[number] * num_prompt,
-            num_prompt_tokens=num_prompt,
-            max_total_tokens=num_prompt + max_tokens,
-            sampling=SamplingParams(0.0, 1.0, 0, 0.0, 0, frozenset({STOP})),
-            priority=priority,
-        )
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self, token: int = 5) -> tuple[dict[int, int], list[Operation], list[Output]]:
-        """Returns tokens scheduled by sequence id, operations sent, outputs."""
-        step = self.scheduler.schedule()
-        operations = self.scheduler.plan()
-        self.scheduler.apply(self.answers(operations))
-        num_samples = sum(entry.samples for entry in step.entries)
-        self.scheduler.advance(step)
-        outputs = self.scheduler.complete(Sampled([token] * num_samples))
-        return {e.sequence.id: e.num_tokens for e in step.entries}, operations, outputs
+from pagekeeper.common.operations import Extend, Open, Refused, Release, Seal, Sealed
+from tests.fakes.stepped_scheduler import STOP, Runner, refs
 
 
 def test_a_prompt_is_opened_computed_and_decoded() -> None:
