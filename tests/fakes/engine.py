@@ -107,6 +107,7 @@ class EngineUnderTest:
         max_tokens: int = 24,
         *,
         generated: dict[int, list[int]] | None = None,
+        max_context: int = 512,
         temperature: float = 1.0,
         seed: int = 0,
         stop: frozenset[int] = frozenset(),
@@ -115,7 +116,7 @@ class EngineUnderTest:
         sampling = SamplingParams(temperature, 1.0, 0, 0.0, seed, stop)
         resumed = dict.fromkeys(range(n), ()) if generated is None else generated
         sequences = [
-            self._sequence(prompt, max_tokens, tuple(tokens), sampling, candidate=index)
+            self._sequence(prompt, max_tokens, tuple(tokens), sampling, candidate=index, max_context=max_context)
             for index, tokens in resumed.items()
         ]
         answers = [self._answer(sequence) for sequence in sequences]
