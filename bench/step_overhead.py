@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from model_runner.batch import lay_out, write_sampled_tokens
+from model_runner.sampling_params import SamplingParams
 from model_runner.scheduler import Scheduler, SchedulerLimits
-from model_runner.sequence import SamplingParams, Sequence
+from model_runner.sequence import Sequence
 from model_runner.step import Sampled
 from pagekeeper.common.ids import BlockId, SequenceId
 from pagekeeper.common.operations import (

@@ -136,9 +136,9 @@ class Logprobs:
     """Natural logarithms of the softmax of some rows of logits."""
 
     chosen: torch.Tensor
-    """[rows] float64: of one token each."""
+    """[rows, tokens] float64: of the tokens asked about."""
     ranks: torch.Tensor
-    """[rows] int64: one more than the number of likelier tokens."""
+    """[rows, tokens] int64: one more than the number of likelier tokens."""
     top_token_ids: torch.Tensor
     """[rows, n] int64: the likeliest tokens, likeliest first, of equals the lower id."""
     top: torch.Tensor
@@ -228,8 +228,8 @@ class Kernels(Protocol):
         ...
 
     def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Logprobs:
-        """How likely `logits [rows, vocab]` float32 make `token_ids [rows]`, and the `num_top` likeliest tokens.
+        """How likely `logits [rows, vocab]` float32 make `token_ids [rows, tokens]`, and the likeliest `num_top`.
 
-        Of a vocabulary that has fewer, all. Besides the result it takes memory for a bounded number of rows only.
+        All, of a vocabulary that has fewer. Besides the result it takes memory for a bounded number of rows only.
         """
         ...

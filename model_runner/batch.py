@@ -5,6 +5,7 @@ Everything is derived anew each step from the sequences' block tables; nothing o
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from kernels.interface import PADDING_SLOT, AttentionBatch, SamplingBatch
 from kernels.kv_layout import NULL_BLOCK
 from model_runner.inputs import InputLayout, InputWords, StepInputs
 from model_runner.sampler import fill_sampling_fields, needs_of, view_sampling_fields
+from model_runner.sampling_extras import DeviceExtras, PromptRows, lay_out_extras
 from model_runner.sequence import Sequence
 from model_runner.shared_prefix import count_shared_blocks
 from model_runner.step import Scheduled, Step
@@ -72,6 +74,9 @@ def lay_out(
         ends = inputs.context_ends[:num_decodes]
         shared_blocks = count_shared_blocks(inputs.block_tables[:num_decodes], ends, block_size)
     inputs.shared_blocks[0] = shared_blocks
+    extras = None
+    if any([sequence.wants_extras for sequence, _ in entries]):  # noqa: C419 - a list takes half as long
+        extras = lay_out_extras(sampling, _prompts(entries, counts))
     return StepInputs(
         layout=layout,
         words=words,
@@ -80,7 +85,7 @@ def lay_out(
         num_decodes=num_decodes + padding,
         num_samples=len(sampled),
         sampling_needs=needs_of(inputs.sampling[:, : len(sampled)]),
-        num_continuations={i: s.num_continuations for i, s in enumerate(sampling) if s.num_continuations},
+        extras=extras,
         has_shared_blocks=shared_blocks > 0,
     )
 
@@ -90,6 +95,19 @@ def write_sampled_tokens(inputs: StepInputs, step: Step) -> None:
     tokens = [entry.sequence.token_ids[-1] for entry in step.entries if entry.samples]
     views = InputWords(inputs.layout, inputs.words)
     views.token_ids[views.logit_rows[: len(tokens)]] = tokens
+    if inputs.extras is not None:
+        inputs.extras.write_last_tokens()
+
+
+def _prompts(entries: list[Scheduled], counts: list[int]) -> dict[int, PromptRows]:
+    """Prompts whose log-probabilities are wanted: the tokens of this step that another one of the prompt follows."""
+    prompts = {}
+    for (sequence, num_tokens), first in zip(entries, accumulate(counts, initial=0), strict=False):
+        position, prompt = sequence.num_computed, sequence.prompt_logprobs
+        last = min(position + num_tokens, sequence.num_prompt_tokens - 1)
+        if prompt is not None and not prompt.is_complete and last > position:
+            prompts[first] = PromptRows(prompt, position, sequence.token_ids[position + 1 : last + 1])
+    return prompts
 
 
 def _write_sequences(
@@ -153,10 +171,18 @@ class DeviceBatch:
     """One entry for each of logit_rows."""
     copies: torch.Tensor
     """[copies, 2] int64: blocks to copy before anything is written, source and destination."""
+    extras: DeviceExtras | None
+    """What some of the requests ask for; None if none of them does."""
 
 
-def view_batch(inputs: StepInputs, words: torch.Tensor) -> DeviceBatch:
-    """What `inputs` says, as views of its words where the step is to run."""
+def view_batch(inputs: StepInputs, words: torch.Tensor, extra_words: torch.Tensor | None = None) -> DeviceBatch:
+    """What `inputs` says, as views of its words where the step is to run.
+
+    Args:
+        inputs: of the step.
+        words: its words.
+        extra_words: those of its extras; None if it has none.
+    """
     views = InputWords(inputs.layout, words)
     return DeviceBatch(
         token_ids=views.token_ids,
@@ -174,4 +200,10 @@ def view_batch(inputs: StepInputs, words: torch.Tensor) -> DeviceBatch:
         logit_rows=views.logit_rows,
         sampling=view_sampling_fields(views.sampling, inputs.sampling_needs),
         copies=views.copies,
+        extras=view_extras(inputs, extra_words),
     )
+
+
+def view_extras(inputs: StepInputs, extra_words: torch.Tensor | None) -> DeviceExtras | None:
+    """Its extras, as views of their words where the step is to run."""
+    return None if inputs.extras is None or extra_words is None else inputs.extras.view(extra_words)

@@ -7,6 +7,7 @@ free: such as have no beam, or one that has just been given up.
 from typing import NamedTuple
 
 from model_runner.beam_search import BeamSearch, Choice
+from model_runner.logprobs import TokenLogprobs
 from model_runner.sequence import Sequence
 from model_runner.step import Continuations
 
@@ -63,15 +64,24 @@ class BeamGroup:
             del sequence.token_ids[sequence.num_prompt_tokens :]
         self.beams = [self.leader]
         self._found: dict[Sequence, Continuations] = {}
+        self._logprobs: dict[Sequence, list[TokenLogprobs]] = {}
         self._choices: list[Choice] = []
 
-    def collect(self, beam: Sequence, continuations: Continuations) -> bool:
-        """Take in how a beam can go on. Returns whether that was the last one missing, so that the search went on."""
+    def collect(
+        self, beam: Sequence, continuations: Continuations, logprobs: list[TokenLogprobs] | None = None
+    ) -> bool:
+        """Take in how a beam can go on, and what is wanted to be known of these tokens.
+
+        Returns whether that was the last one missing, so that the search went on.
+        """
         self._found[beam] = continuations
+        self._logprobs[beam] = logprobs or []
         if len(self._found) < len(self.beams):
             return False
-        self._choices = self.search.advance([self._found[beam] for beam in self.beams])
-        self._found = {}
+        self._choices = self.search.advance(
+            [self._found[beam] for beam in self.beams], [self._logprobs[beam] for beam in self.beams]
+        )
+        self._found, self._logprobs = {}, {}
         return True
 
     @property

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from model_runner.logprobs import TokenLogprobs
 from model_runner.sequence import FinishReason
 from model_runner.step import Continuations, Hypothesis
 
@@ -45,6 +46,7 @@ class Choice(NamedTuple):
 class _Beam(NamedTuple):
     token_ids: list[int]
     logprob: float
+    logprobs: list[TokenLogprobs]
 
 
 class BeamSearch:
@@ -64,7 +66,7 @@ class BeamSearch:
 
     def restart(self) -> None:
         """Begin again."""
-        self._running = [_Beam([], 0.0)]
+        self._running = [_Beam([], 0.0, [])]
         self._finished: list[Hypothesis] = []
 
     @property
@@ -76,7 +78,8 @@ class BeamSearch:
     def running(self) -> list[Hypothesis]:
         """The running beams, best first; after the first step."""
         return [
-            Hypothesis(beam.token_ids, self._score(beam.logprob, len(beam.token_ids)), None) for beam in self._running
+            Hypothesis(beam.token_ids, self._score(beam.logprob, len(beam.token_ids)), None, beam.logprobs)
+            for beam in self._running
         ]
 
     @property
@@ -89,11 +92,14 @@ class BeamSearch:
         nothing = Hypothesis([], -math.inf, FinishReason.LENGTH)
         return self._finished[: self.params.num_hypotheses] + [nothing] * missing
 
-    def advance(self, continuations: list[Continuations]) -> list[Choice]:
+    def advance(
+        self, continuations: list[Continuations], logprobs: list[list[TokenLogprobs]] | None = None
+    ) -> list[Choice]:
         """Go one token further.
 
         Args:
             continuations: of each running beam, in the order of their ranks: the likeliest `num_continuations` tokens.
+            logprobs: of each of these tokens, what is to be known of it in the answers; empty lists or None: nothing.
 
         Returns:
             The beams that run now, best first; none when the search has ended.
@@ -103,16 +109,18 @@ class BeamSearch:
         at_limit = length >= self._max_tokens
         choices, running, finished = list[Choice](), list[_Beam](), list[Hypothesis]()
         for rank, (logprob, choice) in enumerate(considered):
-            known, token_id = self._running[choice.parent].token_ids, choice.token_id
+            (known, _, told), token_id = self._running[choice.parent], choice.token_id
+            told_now = [news for news in logprobs[choice.parent] if news.token_id == token_id] if logprobs else []
             stops = token_id in self._stop_token_ids
             if not stops and not at_limit:
                 if len(running) < self.params.width:
                     choices.append(choice)
-                    running.append(_Beam([*known, token_id], logprob))
+                    running.append(_Beam([*known, token_id], logprob, told + told_now))
             elif rank < self.params.width:
                 token_ids = known if stops else [*known, token_id]
                 reason = FinishReason.STOP if stops else FinishReason.LENGTH
-                finished.append(Hypothesis(token_ids, self._score(logprob, length), reason))
+                told = told if stops else told + told_now
+                finished.append(Hypothesis(token_ids, self._score(logprob, length), reason, told))
         self._finish(finished)
         self._running = running
         if not running or self._is_over(length):

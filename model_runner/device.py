@@ -1,9 +1,8 @@
 """The device seen as a queue: one step is launched and runs by itself while the engine talks to the cache manager."""
 
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -14,9 +13,10 @@ from kernels.interface import Kernels
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
 from model_runner.batch import DeviceBatch, lay_out, view_batch
+from model_runner.choice import Choice, bring, choose, prompt_logprobs
 from model_runner.inputs import StepInputs
 from model_runner.model.decoder import Decoder
-from model_runner.step import Continuations, Sampled, Step
+from model_runner.step import Sampled, Step
 from pagekeeper.common.errors import ConfigurationError
 
 
@@ -140,48 +140,23 @@ class CpuDevice:
 
     def _run(self, inputs: StepInputs, pool: KvPool) -> tuple[Sampled, float]:
         with torch.inference_mode():
-            batch = view_batch(inputs, torch.from_numpy(inputs.words))
-            logits = run_eagerly(batch, self._decoder, self._kernels, pool)
-            if logits is None:
+            extras = None if inputs.extras is None else torch.from_numpy(inputs.extras.words)
+            batch = view_batch(inputs, torch.from_numpy(inputs.words), extras)
+            choice = run_eagerly(batch, self._decoder, self._kernels, pool)
+            if choice is None:
                 return Sampled([]), time.monotonic()
-            tokens = self._kernels.sample(logits, batch.sampling).tolist()
-            likeliest = Likeliest.of(logits, inputs.num_continuations)
-            return Sampled(tokens, continuations=likeliest.tolist()), time.monotonic()
+            return bring(choice.token_ids.tolist(), inputs.extras, choice), time.monotonic()
 
 
-def run_eagerly(batch: DeviceBatch, decoder: Decoder, kernels: Kernels, pool: KvPool) -> torch.Tensor | None:
-    """Copy and compute, operation by operation; returns logits for each of `batch.logit_rows`, None if it has none."""
+def run_eagerly(batch: DeviceBatch, decoder: Decoder, kernels: Kernels, pool: KvPool) -> Choice | None:
+    """Copy, compute and choose, operation by operation; None if there is nothing to compute."""
     if len(batch.copies):
         kernels.copy_blocks(pool, batch.copies)
     if not len(batch.token_ids):
         return None
-    logits = decoder.forward(batch.token_ids, batch.positions, batch.attention, pool, batch.logit_rows)
-    return logits if len(logits) else None
-
-
-@dataclass(frozen=True)
-class Likeliest:
-    """The likeliest tokens of some rows of logits."""
-
-    counts: Mapping[int, int]
-    """By row, how many."""
-    token_ids: torch.Tensor | None = None
-    """[len(counts), most of them] int64."""
-    logprobs: torch.Tensor | None = None
-    """The same shape."""
-
-    @classmethod
-    def of(cls, logits: torch.Tensor, counts: Mapping[int, int]) -> "Likeliest":
-        """Find them in `logits [rows, vocabulary]`."""
-        if not counts:
-            return cls(counts)
-        wanted = logits[list(counts)].log_softmax(dim=-1)
-        found = wanted.topk(min(max(counts.values()), wanted.shape[-1]))
-        return cls(counts, found.indices, found.values)
-
-    def tolist(self) -> dict[int, Continuations]:
-        """By row, tokens and their log-probabilities; waits for the device."""
-        if self.token_ids is None or self.logprobs is None:
-            return {}
-        rows = zip(self.counts.items(), self.token_ids.tolist(), self.logprobs.tolist(), strict=True)
-        return {row: list(zip(ids[:count], logprobs[:count], strict=True)) for (row, count), ids, logprobs in rows}
+    hidden = decoder.hidden(batch.token_ids, batch.positions, batch.attention, pool)
+    prompts = prompt_logprobs(hidden, batch.extras, decoder, kernels)
+    if not len(batch.logit_rows):
+        return Choice(batch.logit_rows, prompts=prompts)
+    choice = choose(decoder.logits(hidden, batch.logit_rows), batch.sampling, batch.extras, kernels)
+    return replace(choice, prompts=prompts)

@@ -13,7 +13,7 @@ def opening(sequence: Sequence, max_new_tokens: int) -> Open:
         sequence.id,
         sequence.tenant,
         sequence.token_ids[:known],
-        max_cached_tokens=min(known, len(sequence.token_ids) - 1),  # the last token's logits are needed
+        max_cached_tokens=min(known, sequence.most_cached_tokens),
         max_new_tokens=max_new_tokens,
         reopen=sequence.was_computed > 0,
     )

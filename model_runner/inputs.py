@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from model_runner.sampler import SAMPLING_FIELDS, SamplingNeeds
+from model_runner.sampling_extras import SamplingExtras
 
 Words = TypeVar("Words", npt.NDArray[np.int64], torch.Tensor)
 
@@ -141,7 +142,7 @@ class StepInputs:
     num_samples: int
     """Tokens to be sampled, padding not included."""
     sampling_needs: SamplingNeeds
-    num_continuations: dict[int, int]
-    """By sample, how many of the likeliest tokens are wanted; only those that want some."""
+    extras: SamplingExtras | None
+    """What some of the requests ask for; None if none of them does."""
     has_shared_blocks: bool
     """The decodes begin with blocks in common that are worth reading once for all."""

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 
 from kernels.interface import SamplingBatch
-from model_runner.sequence import SamplingParams
+from model_runner.sampling_params import SamplingParams
 
-SAMPLING_FIELDS = 7
+SAMPLING_FIELDS = 8
 """What `SamplingParams.row` holds, and the position."""
 
 
@@ -43,6 +43,8 @@ class SamplingNeeds:
     """Every temperature is 0."""
     filters: bool
     """Some top_k, top_p or min_p keeps less than all."""
+    typical: bool
+    """Some typical_p does."""
 
 
 def fill_sampling_fields(
@@ -56,14 +58,27 @@ def fill_sampling_fields(
 
 def needs_of(fields: npt.NDArray[np.int64]) -> SamplingNeeds:
     """Look at `fields [SAMPLING_FIELDS, rows]`."""
-    temperature, top_p, min_p = fields[:3].view(np.float64)
+    temperature, top_p, min_p, typical_p = fields[:4].view(np.float64)
     return SamplingNeeds(
-        all_greedy=not temperature.any(), filters=bool((fields[3] > 0).any() or (top_p < 1).any() or min_p.any())
+        all_greedy=not temperature.any(),
+        filters=bool((fields[4] > 0).any() or (top_p < 1).any() or min_p.any()),
+        typical=bool((typical_p < 1).any()),
     )
 
 
 def view_sampling_fields(fields: torch.Tensor, needs: SamplingNeeds) -> SamplingBatch:
     """`fields [SAMPLING_FIELDS, rows]`, contiguous, as the kernels take them."""
-    temperature, top_p, min_p = fields[:3].view(torch.float64).unbind()
-    top_k, seed, candidate, position = fields[3:].unbind()
-    return SamplingBatch(temperature, top_k, top_p, min_p, seed, candidate, position, needs.all_greedy, needs.filters)
+    temperature, top_p, min_p, typical_p = fields[:4].view(torch.float64).unbind()
+    top_k, seed, candidate, position = fields[4:].unbind()
+    return SamplingBatch(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        candidate=candidate,
+        position=position,
+        all_greedy=needs.all_greedy,
+        filters=needs.filters,
+        typical_p=typical_p if needs.typical else None,
+    )

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from model_runner import grants
 from model_runner.beam_group import BeamGroup
+from model_runner.logprobs import TokenLogprobs
 from model_runner.roster import Roster
 from model_runner.sequence import FinishReason, Sequence, Status
 from model_runner.step import BeamsOutput, Continuations, Output, Sampled, Scheduled, Siblings, Step
@@ -257,16 +258,20 @@ class Scheduler:
     def complete(self, sampled: Sampled) -> list[Output | BeamsOutput]:
         """Take in the end of the step."""
         sampling, self._sampling = self._sampling, []
+        for prompt, position, found in sampled.prompts:
+            prompt.take_in(position, found)
         if not sampled.logprobs and not sampled.continuations:
             return [self._take_in(sequence, token) for sequence, token in zip(sampling, sampled.token_ids, strict=True)]
         outputs: list[Output | BeamsOutput] = []
         for sample, (sequence, token) in enumerate(zip(sampling, sampled.token_ids, strict=True)):
+            logprobs = sampled.logprobs.get(sample, [])
             if sequence.beams is not None:
-                outputs += self._collect(sequence, sequence.beams, sampled.continuations[sample])
+                outputs += self._collect(sequence, sequence.beams, sampled.continuations[sample], logprobs)
                 continue
             output = self._take_in(sequence, token)
-            logprobs = sampled.logprobs.get(sample) if output.token_id is not None else None
-            outputs.append(output._replace(logprobs=logprobs))
+            if logprobs and output.token_id is not None:
+                output = output._replace(logprobs=logprobs[0])
+            outputs.append(output)
         return outputs
 
     def restart(self) -> None:
@@ -359,8 +364,10 @@ class Scheduler:
         self._end(sequence)
         return Output(sequence, position, token_id, FinishReason.LENGTH)
 
-    def _collect(self, beam: Sequence, group: BeamGroup, continuations: Continuations) -> Iterator[BeamsOutput]:
-        if beam.status is not Status.RUNNING or not group.collect(beam, continuations):
+    def _collect(
+        self, beam: Sequence, group: BeamGroup, continuations: Continuations, logprobs: list[TokenLogprobs]
+    ) -> Iterator[BeamsOutput]:
+        if beam.status is not Status.RUNNING or not group.collect(beam, continuations, logprobs):
             return
         if group.has_ended:
             self._end_search(group)

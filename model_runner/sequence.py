@@ -22,32 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from model_runner.block_table import BlockTable
+from model_runner.logprobs import PromptLogprobs
+from model_runner.sampling_params import SamplingParams
+from model_runner.token_counts import TokenCounts
 from pagekeeper.common.ids import SequenceId
 
 if TYPE_CHECKING:
     from model_runner.beam_group import BeamGroup
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How a sequence's next token is chosen and when it ends; every default is filled in already."""
-
-    temperature: float
-    """0 is greedy."""
-    top_p: float
-    top_k: int
-    """0 is off."""
-    min_p: float
-    seed: int
-    stop_token_ids: frozenset[int]
-
-    def row(self, candidate: int) -> npt.NDArray[np.int64]:
-        """[6]: the bits of temperature, top_p and min_p as float64, then top_k, seed and `candidate`."""
-        row = np.empty(6, np.int64)
-        row[:3].view(np.float64)[:] = self.temperature, self.top_p, self.min_p
-        # The 64 bits of the seed, whatever its sign.
-        row[3:] = self.top_k, self.seed - (1 << 64) if self.seed >> 63 else self.seed, candidate
-        return row
 
 
 class FinishReason(enum.Enum):
@@ -104,6 +85,8 @@ class Sequence:
     """What others wait for while this one is opened, and computed, for them too."""
     beams: "BeamGroup | None" = None
     """The search that this is a beam of."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Those of the prompt, if they are wanted; shared with the others of its request."""
 
     status: Status = Status.WAITING
     block_table: BlockTable = field(default_factory=BlockTable)
@@ -123,6 +106,8 @@ class Sequence:
     """Prompt tokens that the first Open found; None before."""
     num_recomputed_tokens: int = 0
     num_preemptions: int = 0
+    token_counts: TokenCounts | None = None
+    """Kept by whoever lays out its penalties."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -131,8 +116,13 @@ class Sequence:
 
     @cached_property
     def sampling_row(self) -> npt.NDArray[np.int64]:
-        """[6]: `SamplingParams.row` of this candidate."""
+        """[7]: `SamplingParams.row` of this candidate."""
         return self.sampling.row(self.candidate)
+
+    @cached_property
+    def wants_extras(self) -> bool:
+        """More is asked for than the next token by the plainest of rules; see `sampling_extras`."""
+        return self.sampling.wants_extras or self.num_continuations > 0 or self.prompt_logprobs is not None
 
     @property
     def num_generated_tokens(self) -> int:
@@ -148,6 +138,14 @@ class Sequence:
     def length_after_step(self) -> int:
         """Known tokens once the running step has ended: one more if it reaches the last one."""
         return len(self.token_ids) + (self.num_in_flight > 0 and self.num_launched == len(self.token_ids))
+
+    @property
+    def most_cached_tokens(self) -> int:
+        """Tokens whose KV may come from the cache: the last one's logits are needed, and those of a prompt."""
+        most = len(self.token_ids) - 1
+        if self.prompt_logprobs is None or self.prompt_logprobs.is_complete:
+            return most
+        return min(most, len(self.prompt_logprobs.found))
 
     @property
     def most_slots(self) -> int:

@@ -18,14 +18,22 @@ import structlog
 from model_runner.beam_group import BeamGroup, most_blocks
 from model_runner.beam_search import BeamSearch
 from model_runner.engine import Engine
-from model_runner.sequence import SamplingParams, Sequence
+from model_runner.logprobs import PromptLogprobs
+from model_runner.sampling_params import SamplingParams
+from model_runner.sequence import Sequence
 from model_runner.step import BeamsOutput, Output
-from model_runner.wire import beam_search_params, wire_beams, wire_hypotheses, wire_output, wire_report
+from model_runner.wire import (
+    beam_search_params,
+    named_tokens,
+    sampling_params,
+    wire_beams,
+    wire_hypotheses,
+    wire_output,
+    wire_prompt,
+    wire_report,
+)
 from pagekeeper.common.ids import SequenceId
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
-
-_SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop_token_ids", "beam_search"})
-"""What of ResolvedSampling this runner can do."""
 
 log = structlog.get_logger()
 
@@ -165,7 +173,8 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             self._expect(beams[0], _Origin(gateway, submit.request, submit.attempt, {c.index for c in candidates}))
             self.engine.submit(*beams)
             return
-        sequences = [self._sequence(submit, candidate) for candidate in candidates]
+        params, prompt = sampling_params(submit.sampling), self._prompt_logprobs(submit)
+        sequences = [self._sequence(submit, candidate, params, prompt) for candidate in candidates]
         for sequence in sequences:
             self._expect(sequence, _Origin(gateway, submit.request, submit.attempt, {sequence.candidate}))
         self.engine.submit(*sequences)
@@ -177,7 +186,9 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
     def _beams(self, submit: runner_pb2.Submit, num_hypotheses: int) -> list[Sequence]:
         """The sequences of a beam search."""
         params = beam_search_params(submit.sampling.beam_search, num_hypotheses)
-        sequences = [self._sequence(submit, runner_pb2.Submit.Candidate()) for _ in range(params.width)]
+        sampling, prompt = sampling_params(submit.sampling), self._prompt_logprobs(submit)
+        empty = runner_pb2.Submit.Candidate()
+        sequences = [self._sequence(submit, empty, sampling, prompt) for _ in range(params.width)]
         leader = sequences[0]
         max_tokens = leader.max_total_tokens - leader.num_prompt_tokens
         group = BeamGroup(BeamSearch(params, leader.sampling.stop_token_ids, max_tokens), sequences)
@@ -185,26 +196,30 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             sequence.beams, sequence.num_continuations = group, group.search.num_continuations
         return sequences
 
-    def _sequence(self, submit: runner_pb2.Submit, candidate: runner_pb2.Submit.Candidate) -> Sequence:
+    @staticmethod
+    def _prompt_logprobs(submit: runner_pb2.Submit) -> PromptLogprobs | None:
+        wanted = submit.sampling.HasField("prompt_logprobs")
+        return PromptLogprobs(submit.sampling.prompt_logprobs, len(submit.prompt_token_ids) - 1) if wanted else None
+
+    def _sequence(
+        self,
+        submit: runner_pb2.Submit,
+        candidate: runner_pb2.Submit.Candidate,
+        params: SamplingParams,
+        prompt_logprobs: PromptLogprobs | None,
+    ) -> Sequence:
         prompt, generated = list(submit.prompt_token_ids), list(candidate.generated_token_ids)
-        sampling = submit.sampling
         return Sequence(
             id=SequenceId(next(self._ids)),
             tenant=submit.tenant,
             token_ids=prompt + generated,
             num_prompt_tokens=len(prompt),
-            max_total_tokens=min(len(prompt) + sampling.max_tokens, self._info.max_context_length),
-            sampling=SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                seed=sampling.seed,
-                stop_token_ids=frozenset(sampling.stop_token_ids),
-            ),
+            max_total_tokens=min(len(prompt) + submit.sampling.max_tokens, self._info.max_context_length),
+            sampling=params,
             candidate=candidate.index,
             priority=submit.priority,
             num_resumed_tokens=len(generated),
+            prompt_logprobs=prompt_logprobs,
             # The last known token's KV never exists before the token after it is sampled.
             was_computed=len(prompt) + len(generated) - 1 if generated else 0,
         )
@@ -224,8 +239,8 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             field_, detail = "sampling.max_tokens", "must be more than the tokens generated already"
         elif max(ids) >= info.vocab_size:
             field_, detail = "token_ids", f"must be less than the vocabulary's size, {info.vocab_size}"
-        elif unknown := [name.name for name, _ in submit.sampling.ListFields() if name.name not in _SAMPLING]:
-            field_, detail = f"sampling.{unknown[0]}", "this runner does not offer it"
+        elif unknown := [name for name, token_id in named_tokens(submit.sampling) if token_id >= info.vocab_size]:
+            field_, detail = f"sampling.{unknown[0]}", f"must be less than the vocabulary's size, {info.vocab_size}"
         elif detail := self._too_wide(submit):
             field_ = "sampling.beam_search.width"
         else:
@@ -265,6 +280,10 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
             if origin is None:
                 continue
             message = messages[origin.gateway]
+            prompt = sequence.prompt_logprobs
+            if prompt is not None and not prompt.is_sent:
+                message.prompts.append(wire_prompt(prompt.found, origin.request, origin.attempt))
+                prompt.is_sent = True
             if isinstance(output, Output):
                 message.outputs.append(wire_output(output, origin.request, origin.attempt))
                 ended = output.finish_reason is not None

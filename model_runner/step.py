@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from model_runner.logprobs import PromptLogprobs, TokenLogprobs
 from model_runner.sequence import FinishReason, Sequence
 from pagekeeper.common.operations import BlockCopy
 
@@ -51,19 +52,18 @@ class Step:
         return rows, sequences
 
 
-class TokenLogprobs(NamedTuple):
-    """How likely the model held a token to be; see TokenLogprobs in types.proto."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    """One more than the number of tokens that are likelier."""
-    top_token_ids: list[int]
-    top_logprobs: list[float]
-
-
 Continuations = list[tuple[int, float]]
 """The likeliest next tokens of a sequence with their log-probabilities, likeliest first, of equals the lower id."""
+
+
+class PromptNews(NamedTuple):
+    """What a step tells of a prompt's tokens."""
+
+    prompt: PromptLogprobs
+    position: int
+    """Of the first token that the step computed of it."""
+    found: list[TokenLogprobs]
+    """Of the token after that one, and of those that follow."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,11 @@ class Sampled:
 
     token_ids: list[int]
     """One for each sample."""
-    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
-    """By sample, for those that ask for them."""
+    logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """By sample, for those that ask for them: of its token, or of each of its continuations."""
     continuations: Mapping[int, Continuations] = field(default_factory=dict)
     """By sample, for those with `Sequence.num_continuations`; after everything that changes logits."""
+    prompts: list[PromptNews] = field(default_factory=list)
 
 
 class Hypothesis(NamedTuple):
@@ -90,6 +91,8 @@ class Hypothesis(NamedTuple):
     """Sum of the log-probabilities, that of the stop token included, over their number to the length penalty."""
     finish_reason: FinishReason | None
     """None: a running beam."""
+    logprobs: list[TokenLogprobs] = []  # noqa: RUF012 - a default that nobody changes
+    """Of its tokens, if they were asked for."""
 
 
 class BeamsOutput(NamedTuple):

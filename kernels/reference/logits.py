@@ -38,25 +38,32 @@ def _penalise(logits: torch.Tensor, penalties: Penalties) -> None:
 
 
 def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Logprobs:
-    """How likely each row of `logits [rows, vocab]` makes its token of `token_ids [rows]` and the likeliest ones."""
+    """How likely each row of `logits [rows, vocab]` makes its `token_ids [rows, tokens]` and the likeliest ones."""
     rows, vocab = logits.shape
     num_top = min(num_top, vocab)
     found = Logprobs(
-        chosen=logits.new_empty(rows, dtype=torch.float64),
+        chosen=logits.new_empty(token_ids.shape, dtype=torch.float64),
         ranks=torch.empty_like(token_ids),
         top_token_ids=token_ids.new_empty(rows, num_top),
         top=logits.new_empty(rows, num_top, dtype=torch.float64),
     )
     height = max(1, _SLICE // vocab)
     for part in (slice(first, first + height) for first in range(0, rows, height)):
-        some, chosen = logits[part], token_ids[part, None]
+        some, chosen = logits[part], token_ids[part]
         all_logprobs = some.double().log_softmax(dim=-1)
-        found.chosen[part] = all_logprobs.gather(-1, chosen).squeeze(1)
-        found.ranks[part] = 1 + (some > some.gather(-1, chosen)).sum(dim=-1)
+        found.chosen[part] = all_logprobs.gather(-1, chosen)
+        found.ranks[part] = _ranks(some, some.gather(-1, chosen))
         if num_top:
             found.top_token_ids[part] = likeliest = _likeliest(some, num_top)
             found.top[part] = all_logprobs.gather(-1, likeliest)
     return found
+
+
+def _ranks(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """One more than the number of logits above each of `values [rows, n]`."""
+    if values.shape[1] == 1:
+        return 1 + (logits > values).sum(dim=-1, keepdim=True)
+    return 1 + logits.shape[1] - torch.searchsorted(logits.sort(dim=-1).values, values, right=True)
 
 
 def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:

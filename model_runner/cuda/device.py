@@ -1,12 +1,12 @@
 """A GPU as a `Device`.
 
-A step on the stream: its inputs go up by one copy; blocks are copied; the forward pass, which is one graph if every
-sequence decodes, and operation by operation otherwise; sampling; the token ids come back by one small copy. The host
-waits for none of it. What is copied up lies in one of two pinned buffers, so that a step's inputs can be laid out
-while those of the step before may still be on their way, and no step ever sees another one's.
+A step on the stream: its inputs go up by one copy, what only some requests ask for by another; blocks are copied; the
+forward pass, which is one graph if every sequence decodes, and operation by operation otherwise; sampling; the token
+ids come back by one small copy. The host waits for none of it. What is copied up lies in one of two pinned buffers, so
+that a step's inputs can be laid out while those of the step before may still be on their way, and no step ever sees
+another one's.
 """
 
-import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -16,15 +16,17 @@ from cache_manager.memory.interface import MappedPool
 from kernels.interface import PADDING_SLOT, Kernels
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
-from model_runner.batch import DeviceBatch, lay_out, view_batch
+from model_runner.batch import DeviceBatch, lay_out, view_batch, view_extras
+from model_runner.choice import Choice, bring, choose
 from model_runner.cuda.buckets import bucket_for, bucket_sizes
 from model_runner.cuda.graphs import DecodeGraphs
 from model_runner.cuda.queue import Event, Queue
 from model_runner.cuda.staging import Staging
 from model_runner.cuda.warm_up import warm_up_steps
-from model_runner.device import Likeliest, check_device, run_eagerly, view_pool
+from model_runner.device import check_device, run_eagerly, view_pool
 from model_runner.inputs import InputLayout, InputWords, StepInputs
 from model_runner.model.decoder import Decoder
+from model_runner.sampling_extras import SamplingExtras
 from model_runner.step import Sampled, Step
 from pagekeeper.common.errors import BugError, ConfigurationError
 
@@ -45,13 +47,20 @@ class CudaFlight:
     """A step on the stream."""
 
     def __init__(
-        self, launched: float, began: Event, ended: Event, tokens: torch.Tensor, likeliest: list[Likeliest]
+        self,
+        inputs: StepInputs,
+        launched: float,
+        began: Event,
+        ended: Event,
+        tokens: torch.Tensor,
+        choice: list[Choice],
     ) -> None:
+        self._inputs = inputs
         self._launched = launched
         self._began = began
         self._ended = ended
         self._tokens = tokens
-        self._likeliest = likeliest
+        self._choice = choice
 
     @property
     def ended(self) -> bool:
@@ -68,9 +77,8 @@ class CudaFlight:
             RuntimeError: the step failed; nothing can be launched any more.
         """
         self._ended.synchronize()
-        continuations = {row: found for likeliest in self._likeliest for row, found in likeliest.tolist().items()}
-        sampled = Sampled(self._tokens.tolist(), continuations=continuations)
-        return sampled, self._launched + self._ended.seconds_since(self._began)
+        sampled = [bring(self._tokens.tolist(), self._inputs.extras, choice) for choice in self._choice]
+        return sampled[0] if sampled else Sampled([]), self._launched + self._ended.seconds_since(self._began)
 
 
 class CudaDevice:
@@ -139,9 +147,10 @@ class CudaDevice:
         words, tokens = self._words[: inputs.layout.num_words], staging.tokens[: inputs.num_samples]
         launched, began = time.monotonic(), self._queue.record()
         staging.copy_to(words, self._queue)
-        likeliest: list[Likeliest] = []  # filled in by the time when the step has ended
-        self._queue.run(lambda: self._run(inputs, words, pool, tokens, likeliest))
-        return CudaFlight(launched, began, self._queue.record(), tokens, likeliest)
+        extra_words = self._pinned(inputs.extras)
+        choice: list[Choice] = []  # filled in by the time when the step has ended
+        self._queue.run(lambda: self._run(inputs, words, extra_words, pool, tokens, choice))
+        return CudaFlight(inputs, launched, began, self._queue.record(), tokens, choice)
 
     def close(self) -> None:
         """See `Device`."""
@@ -167,30 +176,41 @@ class CudaDevice:
             raise BugError("no pool is bound")
         return self._pool
 
+    def _pinned(self, extras: SamplingExtras | None) -> torch.Tensor | None:
+        """A copy of the words in pinned memory of their own: their number has no bound to keep some ready for."""
+        if extras is None:
+            return None
+        pinned = self._queue.pin(len(extras.words))
+        pinned.numpy()[:] = extras.words
+        return pinned
+
     @torch.inference_mode()
     def _run(
         self,
         inputs: StepInputs,
         words: torch.Tensor,
+        extra_words: torch.Tensor | None,
         pool: KvPool,
         tokens: torch.Tensor,
-        likeliest: list[Likeliest],
+        choice: list[Choice],
     ) -> None:
+        if extra_words is not None:
+            extra_words = extra_words.to(self._queue.device, non_blocking=True)
         found = self._graphs.find(inputs)
         if found is None:
-            batch = view_batch(inputs, words)
-            logits, sampling = run_eagerly(batch, self._decoder, self._kernels, pool), batch.sampling
-            if logits is None:
+            batch = view_batch(inputs, words, extra_words)
+            chosen = run_eagerly(batch, self._decoder, self._kernels, pool)
+            if chosen is None:
                 return
         else:
-            views, needs = InputWords(inputs.layout, words), inputs.sampling_needs
+            views = InputWords(inputs.layout, words)
             if inputs.layout.num_copies:
                 self._kernels.copy_blocks(pool, views.copies)
             logits = self._graphs.replay(found, inputs.layout, views.block_tables)
-            sampling = dataclasses.replace(found.sampling, all_greedy=needs.all_greedy, filters=needs.filters)
-        sampled = self._kernels.sample(logits, sampling)
-        likeliest.append(Likeliest.of(logits, inputs.num_continuations))
-        tokens.copy_(sampled[: len(tokens)], non_blocking=True)
+            sampling = found.sampling_of(inputs.sampling_needs)
+            chosen = choose(logits, sampling, view_extras(inputs, extra_words), self._kernels)
+        choice.append(chosen)
+        tokens.copy_(chosen.token_ids[: len(tokens)], non_blocking=True)
 
     def _forward(self, batch: DeviceBatch, pool: KvPool, logits: torch.Tensor) -> torch.Tensor:
         return self._decoder.forward(batch.token_ids, batch.positions, batch.attention, pool, batch.logit_rows, logits)

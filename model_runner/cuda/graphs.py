@@ -12,6 +12,7 @@ from kernels.kv_pool import KvPool
 from model_runner.batch import DeviceBatch, lay_out, view_batch
 from model_runner.cuda.queue import Graph, Queue
 from model_runner.inputs import InputLayout, StepInputs
+from model_runner.sampler import SamplingNeeds
 from model_runner.shared_prefix import MIN_DECODES
 from model_runner.step import Step
 
@@ -26,6 +27,13 @@ class DecodeGraph:
     graph: Graph
     sampling: SamplingBatch
     """Views of what each replay is given; what the host must know of them is that of no step."""
+
+    def sampling_of(self, needs: SamplingNeeds) -> SamplingBatch:
+        """The same for a step, whose needs are these."""
+        typical_p = self.sampling.typical_p if needs.typical else None
+        return dataclasses.replace(
+            self.sampling, all_greedy=needs.all_greedy, filters=needs.filters, typical_p=typical_p
+        )
 
 
 class DecodeGraphs:
@@ -68,9 +76,14 @@ class DecodeGraphs:
         self._graphs.clear()
 
     def find(self, inputs: StepInputs) -> DecodeGraph | None:
-        """The graph of a step's size and kind; None for one that is not all decodes, each with one sample."""
+        """The graph of a step's size and kind; None for one that is not all decodes, each with one sample.
+
+        None, too, if more logits than the samples' are wanted.
+        """
         layout = inputs.layout
         if not layout.num_tokens == layout.num_sequences == layout.num_samples:
+            return None
+        if inputs.extras is not None and inputs.extras.prompts:
             return None
         return self._graphs.get((layout.num_sequences, inputs.has_shared_blocks))
 
@@ -82,7 +95,11 @@ class DecodeGraphs:
 
     def _capture(self, size: int, shares: bool, forward: Forward, pool: KvPool, memory: object) -> DecodeGraph:
         # A pass over padding alone stores nothing.
-        inputs = dataclasses.replace(lay_out(Step([], []), self._block_size, padded_to=size), has_shared_blocks=shares)
+        inputs = dataclasses.replace(
+            lay_out(Step([], []), self._block_size, padded_to=size),
+            has_shared_blocks=shares,
+            sampling_needs=SamplingNeeds(all_greedy=False, filters=True, typical=True),
+        )
         words = self._words[: inputs.layout.num_words]
         batch = self._batch(inputs, words)
         logits = self._logits[:size]

@@ -1,5 +1,7 @@
 """The decoder of the Llama family: token ids in, logits out, K and V in the paged pool."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
@@ -11,6 +13,13 @@ from model_runner.model.rotary import RotaryEmbedding, take_divisors
 from model_runner.model.weights.names import EMBEDDING, FINAL_NORM, HEAD
 from model_runner.model.weights.source import WeightSource
 from pagekeeper.common.errors import ConfigurationError
+
+
+class Hidden(NamedTuple):
+    """What the layers make of tokens: the sum of both, [tokens, hidden_size] each, is still to be made."""
+
+    x: torch.Tensor
+    residual: torch.Tensor
 
 
 class Decoder:
@@ -57,18 +66,20 @@ class Decoder:
         logit_rows: torch.Tensor,
         logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run one step: store K and V of its tokens in the pool and return logits of the rows asked for.
+        """Run one step: `hidden`, then `logits` of the rows asked for."""
+        return self.logits(self.hidden(token_ids, positions, batch, kv_pool), logit_rows, logits)
+
+    @torch.inference_mode()
+    def hidden(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, batch: AttentionBatch, kv_pool: KvPool
+    ) -> Hidden:
+        """Store K and V of the step's tokens in the pool, and return what the layers make of these.
 
         Args:
             token_ids: [tokens] int64, sequence after sequence in the order of `batch`.
             positions: [tokens] int64, of each token in its sequence, from 0.
             batch: where the tokens live in the pool.
             kv_pool: where K and V live.
-            logit_rows: [rows] int64, indices into `token_ids`.
-            logits: [rows, vocab_size] float32, to be written and returned; None: a new tensor.
-
-        Returns:
-            [rows, vocab_size] float32; an inference tensor, so change it in place only under inference mode.
         """
         rotation = Rotation(*self._rotary.angles(positions))
         attentions = {
@@ -79,6 +90,20 @@ class Decoder:
         residual = torch.zeros_like(x)
         for layer, window in zip(self._layers, self._windows, strict=True):
             x = layer.forward(x, residual, rotation, attentions[window])
-        x = self._kernels.add_rms_norm(x[logit_rows], residual[logit_rows], self._norm, self._epsilon)
+        return Hidden(x, residual)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Hidden, rows: torch.Tensor, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of some tokens of a step.
+
+        Args:
+            hidden: of all its tokens.
+            rows: [rows] int64, indices of tokens.
+            logits: [rows, vocab_size] float32, to be written and returned; None: a new tensor.
+
+        Returns:
+            [rows, vocab_size] float32; an inference tensor, so change it in place only under inference mode.
+        """
+        x = self._kernels.add_rms_norm(hidden.x[rows], hidden.residual[rows], self._norm, self._epsilon)
         found = self._head(x)
         return found.float() if logits is None else logits.copy_(found)

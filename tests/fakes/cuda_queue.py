@@ -135,11 +135,12 @@ class GraphKernels:
     """The reference, but for lengths: like those of a captured graph they come from the tensors."""
 
     def __init__(self, kernels: ModuleType = reference) -> None:
-        for name in ("add_rms_norm", "copy_blocks", "prepare_linear", "rms_norm", "sample", "silu_mul"):
+        for name in kernels.__all__:
             setattr(self, name, getattr(kernels, name))
         self.num_shared: list[int] = []
+        self.prepare_attention = self._prepare_attention
 
-    def prepare_attention(self, batch: AttentionBatch, kv_pool: KvPool, params: AttentionParams) -> PagedAttention:
+    def _prepare_attention(self, batch: AttentionBatch, kv_pool: KvPool, params: AttentionParams) -> PagedAttention:
         lengths = batch.context_ends.tolist()
         assert all(length <= most for length, most in zip(lengths, batch.context_lengths, strict=True))
         assert batch.query_starts.diff().tolist() == batch.query_lengths

@@ -17,8 +17,9 @@ from model_runner.beam_search import BeamSearch, BeamSearchParams
 from model_runner.device import CpuDevice, Device
 from model_runner.engine import Engine, StepCost
 from model_runner.model.load import LoadedModel, load_decoder
+from model_runner.sampling_params import SamplingParams
 from model_runner.scheduler import Scheduler, SchedulerLimits
-from model_runner.sequence import FinishReason, SamplingParams, Sequence
+from model_runner.sequence import FinishReason, Sequence
 from model_runner.step import BeamsOutput, Hypothesis, Output
 from pagekeeper.common.ids import SequenceId
 from tests.fakes.local_cache import LocalCache, LocalPool

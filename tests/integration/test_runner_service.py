@@ -237,24 +237,52 @@ async def test_a_draining_runner_finishes_what_it_has_and_takes_nothing_new(runn
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("typical_p", 0.5),
-        ("presence_penalty", 1.0),
-        ("frequency_penalty", 1.0),
-        ("repetition_penalty", 2.0),
-        ("logit_bias", {5: 1.0}),
-        ("allowed_token_ids", [5]),
-        ("bad_words", [{"token_ids": [5]}]),
-        ("min_tokens", 1),
-        ("logprobs", 0),
-        ("prompt_logprobs", 0),
+        ("logit_bias", {384: 1.0}),
+        ("allowed_token_ids", [5, 384]),
+        ("bad_words", [{"token_ids": [5, 384]}]),
+        ("stop_token_ids", [384]),
     ],
 )
-async def test_what_this_runner_does_not_offer_is_refused_by_name(gateway: Gateway, field: str, value: object) -> None:
-    sampling = runner_pb2.ResolvedSampling(top_p=1.0, max_tokens=8, **{field: value})
+async def test_case_20_a_token_outside_the_vocabulary_is_refused_by_name(
+    gateway: Gateway, field: str, value: object
+) -> None:
+    """Case 20: out-of-vocabulary stop token ids or logit-bias keys."""
+    sampling = runner_pb2.ResolvedSampling(top_p=1.0, max_tokens=8, min_tokens=1, **{field: value})
     submit = runner_pb2.Submit(request=1, attempt=1, tenant="t", prompt_token_ids=[5], sampling=sampling)
     await gateway.call.write(runner_pb2.ServeRequest(submit=submit))
     refusal = (await gateway.end_of(1)).refusal
     assert (refusal.code, refusal.field) == (runner_pb2.Refusal.CODE_INVALID, f"sampling.{field}")
+
+
+@pytest.mark.parametrize("beam_search", [None, types_pb2.BeamSearch(width=2, length_penalty=1.0, early_stopping=1)])
+async def test_logprobs_come_with_every_token_and_those_of_the_prompt_once(
+    gateway: Gateway, beam_search: types_pb2.BeamSearch | None
+) -> None:
+    prompt = list(range(3, 90))  # more than one chunk
+    candidates = [runner_pb2.Submit.Candidate(index=index) for index in (0, 1)]
+    sampling = runner_pb2.ResolvedSampling(
+        top_p=1.0, max_tokens=3, logprobs=2, prompt_logprobs=1, beam_search=beam_search
+    )
+    submit = runner_pb2.Submit(
+        request=1, attempt=1, tenant="t", prompt_token_ids=prompt, candidates=candidates, sampling=sampling
+    )
+    await gateway.call.write(runner_pb2.ServeRequest(submit=submit))
+    told: dict[int, list[types_pb2.TokenLogprobs]] = {0: [], 1: []}
+    token_ids: dict[int, list[int]] = {0: [], 1: []}
+    prompts = list[runner_pb2.PromptOutput]()
+    while any(len(tokens) < 3 for tokens in token_ids.values()):
+        step = (await gateway.call.read()).step
+        prompts += step.prompts
+        assert prompts
+        for output in step.outputs:
+            told[output.candidate] += output.logprobs
+            token_ids[output.candidate] += output.token_ids
+    for candidate in (0, 1):
+        assert [token.token_id for token in told[candidate]] == token_ids[candidate]
+        assert all(len(token.top_token_ids) == len(token.top_logprobs) == 2 for token in told[candidate])
+    assert [token.token_id for token in prompts[0].logprobs] == prompt[1:]
+    assert all(len(token.top_logprobs) == 1 for token in prompts[0].logprobs)
+    assert len(prompts) == 1
 
 
 async def test_one_candidate_is_cancelled_and_the_other_goes_on(runner: Runner, gateway: Gateway) -> None:

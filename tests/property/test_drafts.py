@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from kernels.kv_layout import KvLayout
 from model_runner.batch import lay_out, write_sampled_tokens
+from model_runner.sampling_params import SamplingParams
 from model_runner.scheduler import Scheduler, SchedulerLimits
-from model_runner.sequence import SamplingParams, Sequence
+from model_runner.sequence import Sequence
 from model_runner.step import Output, Sampled
 from pagekeeper.common.ids import SequenceId
 from tests.fakes.local_cache import LocalCache, LocalPool

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from kernels.kv_layout import KvLayout
 from model_runner.beam_group import BeamGroup, most_blocks
 from model_runner.beam_search import BeamSearch, BeamSearchParams, EarlyStopping
+from model_runner.sampling_params import SamplingParams
 from model_runner.scheduler import Scheduler, SchedulerLimits
-from model_runner.sequence import SamplingParams, Sequence
+from model_runner.sequence import Sequence
 from model_runner.step import BeamsOutput, Continuations, Sampled, Step
 from pagekeeper.common.ids import SequenceId
 from pagekeeper.common.operations import Operation

@@ -13,7 +13,8 @@ from kernels.kv_layout import NULL_BLOCK
 from model_runner.batch import DeviceBatch, lay_out, view_batch
 from model_runner.block_table import BlockTable
 from model_runner.sampler import SampleRequest, sampling_batch
-from model_runner.sequence import SamplingParams, Sequence
+from model_runner.sampling_params import SamplingParams
+from model_runner.sequence import Sequence
 from model_runner.step import Scheduled, Step
 from pagekeeper.common.ids import BlockId, SequenceId
 from pagekeeper.common.operations import BlockCopy, BlockRef

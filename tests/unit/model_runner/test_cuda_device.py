@@ -16,7 +16,8 @@ from model_runner.cuda.device import CudaDevice, DeviceLimits
 from model_runner.cuda.staging import Staging
 from model_runner.device import CpuDevice, Flight, check_device, view_pool
 from model_runner.model.load import LoadedModel, load_decoder
-from model_runner.sequence import FinishReason, SamplingParams, Sequence
+from model_runner.sampling_params import SamplingParams
+from model_runner.sequence import FinishReason, Sequence
 from model_runner.step import Sampled, Scheduled, Step
 from pagekeeper.common.errors import BugError, ConfigurationError
 from pagekeeper.common.ids import BlockId, SequenceId
@@ -360,7 +361,7 @@ def failing(kernels: GraphKernels, after: int) -> GraphKernels:
 
 
 def test_a_step_that_fails_has_ended_and_says_so_to_who_waits(model: LoadedModel, kernels: GraphKernels) -> None:
-    played = Played(model, failing(kernels, after=5))
+    played = Played(model, failing(kernels, after=6))
     flight = played.launch((sequence_on(30), 40))
     with pytest.raises(RuntimeError, match="CUDA error"):
         flight.result()

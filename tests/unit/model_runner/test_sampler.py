@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernels import reference
 from kernels.reference.sampling import philox4x32, uniform
 from model_runner.sampler import SampleRequest, sampling_batch
-from model_runner.sequence import SamplingParams
+from model_runner.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=7, stop_token_ids=frozenset())
 
