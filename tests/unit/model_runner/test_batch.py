@@ -15,7 +15,7 @@ from model_runner.block_table import BlockTable
 from model_runner.sampler import SampleRequest, sampling_batch
 from model_runner.sampling_params import SamplingParams
 from model_runner.sequence import Sequence
-from model_runner.step import Scheduled, Step
+from model_runner.step import Scheduled, Siblings, Step
 from pagekeeper.common.ids import BlockId, SequenceId
 from pagekeeper.common.operations import BlockCopy, BlockRef
 
@@ -147,3 +147,17 @@ def test_shared_blocks_are_named_where_they_are_of_use(looks: bool, expected: li
     inputs = lay_out(Step([Scheduled(s, 1) for s in sequences], []), SIZE, padded_to=48, look_for_sharing=looks)
     shared = view_batch(inputs, torch.from_numpy(inputs.words)).attention.shared_blocks
     assert (shared if shared is None else shared.tolist()) == expected
+
+
+@pytest.mark.parametrize("padded_to", [None, 8])
+def test_siblings_sample_from_the_logits_of_the_sequence_they_part_from(padded_to: int | None) -> None:
+    rng = random.Random(3)
+    decode, parting, partial = (sequence_of(rng, 20, num_computed) for num_computed in (19, 19, 3))
+    siblings = [sequence_of(rng, 20, 19) for _ in range(2)]
+    entries = [Scheduled(decode, 1), Scheduled(parting, 1), Scheduled(partial, 1)]
+    inputs = lay_out(Step(entries, [], [Siblings(1, siblings)]), SIZE, padded_to=padded_to)
+    batch = view_batch(inputs, torch.from_numpy(inputs.words))
+    assert inputs.num_samples == 4
+    assert batch.logit_rows[:4].tolist() == [0, 1, 1, 1]
+    assert batch.sampling.candidate[:4].tolist() == [s.candidate for s in (decode, parting, *siblings)]
+    assert len(batch.logit_rows) == (padded_to or 4)
