@@ -73,14 +73,14 @@ def bring(token_ids: list[int], extras: SamplingExtras | None, choice: Choice) -
         chosen = ([token_ids[row]] for row in extras.rows)
         logprobs |= zip(extras.rows, _rows(choice.logprobs, chosen, extras.rows.values()), strict=True)
     if choice.continuations is not None:
-        found = choice.continuations.top_token_ids.tolist()
-        for (row, beam), tokens, values in zip(
-            extras.beams.items(), found, choice.continuations.top.tolist(), strict=True
-        ):
-            continuations[row] = list(zip(tokens, values, strict=True))[: beam.num_continuations]
+        best, values = choice.continuations.top_token_ids.tolist(), choice.continuations.top.tolist()
+        for (row, beam), tokens, of_tokens in zip(extras.beams.items(), best, values, strict=True):
+            continuations[row] = list(zip(tokens, of_tokens, strict=True))[: beam.num_continuations]
         if choice.continued is not None:
             tops = (beam.num_top or 0 for beam in extras.beams.values())
-            logprobs |= zip(extras.beams, _rows(choice.continued, found, tops), strict=True)
+            for (row, beam), entries in zip(extras.beams.items(), _rows(choice.continued, best, tops), strict=True):
+                if beam.num_top is not None:
+                    logprobs[row] = entries
     if choice.prompts is not None:
         next_tokens = ([token_id] for prompt in extras.prompts for token_id in prompt.next_tokens)
         tops = (prompt.prompt.num_top for prompt in extras.prompts for _ in prompt.next_tokens)

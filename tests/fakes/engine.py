@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cache_manager.client import Exchange
@@ -16,6 +16,7 @@ from model_runner.beam_group import BeamGroup
 from model_runner.beam_search import BeamSearch, BeamSearchParams
 from model_runner.device import CpuDevice, Device
 from model_runner.engine import Engine, StepCost
+from model_runner.logprobs import PromptLogprobs, TokenLogprobs
 from model_runner.model.load import LoadedModel, load_decoder
 from model_runner.sampling_params import SamplingParams
 from model_runner.scheduler import Scheduler, SchedulerLimits
@@ -43,6 +44,7 @@ class Answer:
     sequence: Sequence
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     hypotheses: list[Hypothesis] = field(default_factory=list)
     beams: list[list[Hypothesis]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -94,9 +96,14 @@ class EngineUnderTest:
         stop: frozenset[int] = frozenset(),
         top_p: float = 1.0,
         priority: int = 0,
+        prompt_logprobs: int | None = None,
+        **more: object,
     ) -> Answer:
-        sampling = SamplingParams(temperature, top_p, 0, 0.0, seed, stop)
+        """`more` names fields of SamplingParams."""
+        sampling = replace(SamplingParams(temperature, top_p, 0, 0.0, seed, stop), **more)
         sequence = self._sequence(prompt, max_tokens, generated, sampling, max_context=max_context, priority=priority)
+        if prompt_logprobs is not None:
+            sequence.prompt_logprobs = PromptLogprobs(prompt_logprobs, len(prompt) - 1)
         answer = self._answer(sequence)
         self.engine.submit(sequence)
         return answer
@@ -112,14 +119,20 @@ class EngineUnderTest:
         temperature: float = 1.0,
         seed: int = 0,
         stop: frozenset[int] = frozenset(),
+        prompt_logprobs: int | None = None,
+        **more: object,
     ) -> list[Answer]:
         """Several candidates; `generated` names those that are resumed, if not all of them start."""
-        sampling = SamplingParams(temperature, 1.0, 0, 0.0, seed, stop)
+        sampling = replace(SamplingParams(temperature, 1.0, 0, 0.0, seed, stop), **more)
         resumed = dict.fromkeys(range(n), ()) if generated is None else generated
         sequences = [
             self._sequence(prompt, max_tokens, tuple(tokens), sampling, candidate=index, max_context=max_context)
             for index, tokens in resumed.items()
         ]
+        if prompt_logprobs is not None:
+            shared = PromptLogprobs(prompt_logprobs, len(prompt) - 1)
+            for sequence in sequences:
+                sequence.prompt_logprobs = shared
         answers = [self._answer(sequence) for sequence in sequences]
         self.engine.submit(*sequences)
         return answers
@@ -131,9 +144,10 @@ class EngineUnderTest:
         max_tokens: int = 24,
         *,
         stop: frozenset[int] = frozenset(),
+        **more: object,
     ) -> Answer:
         search = BeamSearch(params, stop, max_tokens)
-        sampling = SamplingParams(0.0, 1.0, 0, 0.0, 0, stop)
+        sampling = replace(SamplingParams(0.0, 1.0, 0, 0.0, 0, stop), **more)
         sequences = [self._sequence(prompt, max_tokens, (), sampling) for _ in range(params.width)]
         group = BeamGroup(search, sequences)
         for sequence in sequences:
@@ -204,6 +218,7 @@ class EngineUnderTest:
             assert output.position == len(answer.token_ids)
             if output.token_id is not None:
                 answer.token_ids.append(output.token_id)
+                answer.logprobs += [output.logprobs] if output.logprobs is not None else []
             if output.finish_reason is not None:
                 answer.finish_reason = output.finish_reason
                 answer.ended.set()

@@ -1,13 +1,16 @@
 """A step that was drafted while the one before ran is, word for word, the step that would have been built anew."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.kv_layout import KvLayout
 from model_runner.batch import lay_out, write_sampled_tokens
+from model_runner.inputs import StepInputs
 from model_runner.sampling_params import SamplingParams
 from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.sequence import Sequence
@@ -17,6 +20,24 @@ from tests.fakes.local_cache import LocalCache, LocalPool
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, block_size=8, head_dim=1, dtype="float32")
 STOP = 9
+PLAIN = SamplingParams(0.0, 1.0, 0, 0.0, 0, frozenset({STOP}))
+SAMPLING = [
+    PLAIN,
+    replace(PLAIN, repetition_penalty=1.2, min_tokens=5),
+    PLAIN,
+    replace(PLAIN, presence_penalty=1.0, bad_words=((1, 1, 2), (2, 1), (1, 2), (7,))),
+]
+
+
+def words_of_extras(inputs: StepInputs) -> list[int]:
+    """But for bans that do not hold."""
+    extras = inputs.extras
+    if extras is None:
+        return []
+    edits = extras.view(torch.from_numpy(extras.words)).edits
+    bans = () if edits.banned is None else edits.banned
+    counted = () if edits.penalties is None else (edits.penalties.token_ids, edits.penalties.counts)
+    return [number for tensor in (*bans, *counted) for number in tensor.tolist()]
 
 
 def zeros(num_words: int) -> np.ndarray:
@@ -44,7 +65,7 @@ class Runner:
                 token_ids=[1] * num_prompt,  # so that blocks fold
                 num_prompt_tokens=num_prompt,
                 max_total_tokens=min(num_prompt + max_tokens, self.limit),
-                sampling=SamplingParams(temperature, 1.0, 0, 0.0, number, frozenset({STOP})),
+                sampling=replace(SAMPLING[number % len(SAMPLING)], temperature=temperature, seed=number),
             )
         )
 
@@ -57,6 +78,7 @@ class Runner:
             self.num_used += 1
             write_sampled_tokens(self.drafted[1], step)
             assert np.array_equal(self.drafted[1].words, inputs.words)
+            assert words_of_extras(self.drafted[1]) == words_of_extras(inputs)
             inputs = self.drafted[1]
         sampled = [entry.sequence for entry in step.entries if entry.samples]
         tokens = [self.sample(s.id, len(s.token_ids)) for s in sampled]

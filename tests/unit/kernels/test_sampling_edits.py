@@ -1,8 +1,6 @@
 """What is done to logits before a token is chosen, against each rule said once more in plain Python."""
 
 import math
-import struct
-from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -11,46 +9,9 @@ from hypothesis import strategies as st
 
 from kernels import reference
 from kernels.interface import LogitEdits, Penalties
+from tests.plain_sampling import Row, edited
 
 VOCAB = 11
-
-
-@dataclass
-class Row:
-    """What one row asks for; nothing by default."""
-
-    prompt: list[int] = field(default_factory=list)
-    answer: list[int] = field(default_factory=list)
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
-    bias: dict[int, float] = field(default_factory=dict)
-    allowed: set[int] = field(default_factory=set)
-    banned: set[int] = field(default_factory=set)
-
-    @property
-    def penalised(self) -> bool:
-        return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
-
-
-def float32(value: float) -> float:
-    return struct.unpack("f", struct.pack("f", value))[0]
-
-
-def edited(logits: list[float], row: Row) -> list[float]:
-    """The rules of SamplingParams in types.proto, token by token."""
-    result = []
-    for token, given_logit in enumerate(logits):
-        logit = given_logit
-        if token in row.prompt or token in row.answer:
-            logit = logit / row.repetition if logit > 0 else logit * row.repetition
-        if token in row.answer:
-            logit -= row.presence + row.frequency * row.answer.count(token)
-        logit = float32(float32(logit) + row.bias.get(token, 0.0))
-        if (row.allowed and token not in row.allowed) or token in row.banned:
-            logit = -math.inf
-        result.append(logit)
-    return result
 
 
 def ints(values: list[int]) -> torch.Tensor:

@@ -9,13 +9,9 @@ from hypothesis import strategies as st
 
 from kernels import reference
 from kernels.reference import logits as module
+from tests.plain_sampling import log_softmax
 
 LOGITS = st.sampled_from([-math.inf, -8.0, -0.0, 0.0, 0.125, 3.0, 3.0000002384185791, 40.0])
-
-
-def log_softmax(logits: list[float]) -> list[float]:
-    total = math.log(math.fsum(math.exp(logit - max(logits)) for logit in logits))
-    return [logit - max(logits) - total for logit in logits]
 
 
 @settings(max_examples=100, deadline=None)
