@@ -302,6 +302,109 @@ async def test_one_candidate_is_cancelled_and_the_other_goes_on(runner: Runner, 
     await all_blocks_free(runner)
 
 
+async def test_candidates_all_count_what_was_cached_and_one_what_is_computed_again(gateway: Gateway) -> None:
+    prompt = [5] * 20
+    await gateway.submit(1, prompt, max_tokens=4)
+    await gateway.end_of(1)
+    generated = gateway.tokens[(1, 1)]
+    candidates = [
+        runner_pb2.Submit.Candidate(index=index, generated_token_ids=generated[:count])
+        for index, count in ((1, 3), (3, 2))
+    ]
+    sampling = runner_pb2.ResolvedSampling(top_p=1.0, max_tokens=4)
+    submit = runner_pb2.Submit(
+        request=2, attempt=1, tenant="t", prompt_token_ids=prompt, candidates=candidates, sampling=sampling
+    )
+    await gateway.call.write(runner_pb2.ServeRequest(submit=submit))
+    ends = {output.candidate: output for output in await read_until_ended(gateway, {1, 3})}
+    assert {index: end.usage.resumed_tokens for index, end in ends.items() if end.finish_reason} == {1: 3, 3: 2}
+    assert all(end.usage.cached_tokens == 20 and end.usage.completion_tokens == 4 for end in ends.values())
+    assert sum(end.usage.recomputed_tokens for end in ends.values()) <= BLOCK_SIZE
+
+
+def beam_search(
+    num_hypotheses: int, max_tokens: int = 8, stop: range = range(3, 40), **fields: object
+) -> runner_pb2.ServeRequest:
+    wanted = {"length_penalty": 1.0, "early_stopping": types_pb2.EARLY_STOPPING_FALSE} | fields
+    sampling = runner_pb2.ResolvedSampling(
+        top_p=1.0, max_tokens=max_tokens, beam_search=types_pb2.BeamSearch(**wanted), stop_token_ids=stop
+    )
+    candidates = [runner_pb2.Submit.Candidate(index=index) for index in range(num_hypotheses)]
+    submit = runner_pb2.Submit(
+        request=1, attempt=1, tenant="t", prompt_token_ids=[7] * 20, candidates=candidates, sampling=sampling
+    )
+    return runner_pb2.ServeRequest(submit=submit)
+
+
+async def read_until_ended(gateway: Gateway, candidates: set[int]) -> list[runner_pb2.SequenceOutput]:
+    outputs: list[runner_pb2.SequenceOutput] = []
+    while not candidates <= {output.candidate for output in outputs if output.finish_reason}:
+        message = await asyncio.wait_for(gateway.call.read(), TIMEOUT_S)
+        outputs += message.step.outputs
+    return outputs
+
+
+async def test_a_beam_search_sends_its_answers_at_once_and_nothing_before(runner: Runner, gateway: Gateway) -> None:
+    await gateway.call.write(beam_search(3, width=4))
+    message = await asyncio.wait_for(gateway.call.read(), TIMEOUT_S)
+    outputs = message.step.outputs
+    assert not message.step.beams
+    assert [(output.request, output.attempt, output.candidate, output.position) for output in outputs] == [
+        (1, 1, 0, 0),
+        (1, 1, 1, 0),
+        (1, 1, 2, 0),
+    ]
+    scores = [output.score for output in outputs]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] < 0
+    for output in outputs:
+        assert output.finish_reason == (
+            types_pb2.FINISH_REASON_LENGTH if len(output.token_ids) == 8 else types_pb2.FINISH_REASON_STOP
+        )
+        assert (output.usage.prompt_tokens, output.usage.completion_tokens) == (20, len(output.token_ids))
+    await all_blocks_free(runner)
+
+
+async def test_intermediate_beams_come_after_each_step(gateway: Gateway) -> None:
+    await gateway.call.write(beam_search(1, width=4, intermediate=True))
+    seen: list[runner_pb2.BeamOutput] = []
+    while True:
+        message = await asyncio.wait_for(gateway.call.read(), TIMEOUT_S)
+        seen += message.step.beams
+        if message.step.outputs:
+            break
+    assert [len(beams.beams) for beams in seen] == [4] * len(seen)
+    assert [len(beams.beams[0].token_ids) for beams in seen] == list(range(1, len(seen) + 1))
+    assert len(seen) >= 2
+    assert len(message.step.outputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("width", "max_tokens", "detail"), [(17, 8, "at most 16 sequences"), (16, 100, "16 beams of 120 tokens")]
+)
+async def test_a_search_that_could_never_run_is_refused_at_the_door(
+    gateway: Gateway, width: int, max_tokens: int, detail: str
+) -> None:
+    await gateway.call.write(beam_search(1, max_tokens, width=width))
+    refusal = (await gateway.end_of(1)).refusal
+    assert (refusal.code, refusal.field) == (runner_pb2.Refusal.CODE_INVALID, "sampling.beam_search.width")
+    assert detail in refusal.detail
+
+
+async def test_answers_of_a_search_are_cancelled_one_by_one(runner: Runner, gateway: Gateway) -> None:
+    await gateway.call.write(beam_search(3, 60, range(0), width=4))
+    await gateway.cancel(1, 0)
+    message = await asyncio.wait_for(gateway.call.read(), TIMEOUT_S)
+    assert [output.candidate for output in message.step.outputs] == [1, 2]
+    await gateway.call.write(beam_search(2, 100, range(0), width=2))
+    await gateway.cancel(1, 1)
+    await gateway.cancel(1, 0)
+    await all_blocks_free(runner)
+    await gateway.submit(2, [5] * 20)
+    await gateway.end_of(2)
+    assert (1, 1) not in gateway.ended
+
+
 async def _end_of_candidate(gateway: Gateway, candidate: int) -> runner_pb2.SequenceOutput:
     while True:
         message: runner_pb2.ServeResponse = await gateway.call.read()
