@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import reference
-from kernels.reference.sampling import philox4x32, uniform
+from kernels.reference.sampling import keep_top, keep_typical, philox4x32, uniform
 from model_runner.sampler import SampleRequest, sampling_batch
 from model_runner.sampling_params import SamplingParams
 
@@ -63,6 +63,8 @@ def test_zero_temperature_is_the_likeliest_token() -> None:
         {"top_k": 1},
         {"top_p": 1e-9},
         {"top_p": 5e-324, "top_k": 5},
+        {"top_p": 1e-9, "typical_p": 0.5},
+        {"top_k": 1, "typical_p": 1e-9},
         {"min_p": 1.0},
         {"temperature": 1e-6},
         {"temperature": 5e-324},
@@ -74,7 +76,10 @@ def test_case_21_the_narrowest_filters_leave_the_likeliest_token(changes: dict[s
     assert sample(logits, [request(p, **changes) for p in range(20)]) == logits.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("changes", [{"top_k": 0}, {"top_k": 97}, {"top_k": 5000}, {"top_p": 1.0}, {"min_p": 0.0}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"top_k": 0}, {"top_k": 97}, {"top_k": 5000}, {"top_p": 1.0}, {"min_p": 0.0}, {"typical_p": 1.0}],
+)
 def test_case_21_a_filter_that_is_off_changes_nothing(changes: dict[str, float]) -> None:
     """Case 21: top_k 0 = off, > V = off."""
     logits = random_logits(20)
@@ -101,6 +106,41 @@ def test_min_p_drops_what_is_much_less_likely_than_the_likeliest() -> None:
     assert set(sample(rows, [request(p, min_p=0.5) for p in range(500)])) == {0, 1}
 
 
+def typical(weights: list[float], share: float) -> set[int]:
+    """Worked out from the definition: tokens in the order of how near their surprise is to the expected one."""
+    total = math.fsum(weights)
+    probabilities = {token: weight / total for token, weight in enumerate(weights) if weight}
+    expected = math.fsum(-p * math.log(p) for p in probabilities.values())
+    order = sorted(probabilities, key=lambda token: (abs(-math.log(probabilities[token]) - expected), token))
+    kept, mass = set(), 0.0
+    for token in order:
+        if kept and mass >= share:
+            break
+        kept.add(token)
+        mass += probabilities[token]
+    return kept
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10_000), share=st.floats(0.01, 0.99), filters=st.booleans())
+def test_typical_p_keeps_the_least_surprising_of_what_the_others_leave(seed: int, share: float, filters: bool) -> None:
+    logits = random_logits(1, vocab=9, seed=seed)
+    weights = torch.softmax(logits[0].double(), 0)
+    top = keep_top(weights[None], torch.tensor([6]), torch.tensor([0.95]), torch.tensor([0.02])) if filters else None
+    left = weights if top is None else top[0]
+    kept = keep_typical(left[None], torch.tensor([share], dtype=torch.float64))[0]
+    assert set(kept.nonzero().flatten().tolist()) == typical(left.tolist(), share)
+    changes = {"top_k": 6, "top_p": 0.95, "min_p": 0.02} if filters else {}
+    drawn = sample(logits.repeat(60, 1), [request(p, typical_p=share, **changes) for p in range(60)])
+    assert set(drawn) <= typical(left.tolist(), share)
+
+
+def test_typical_p_may_drop_the_likeliest_token() -> None:
+    # The surprise of the first is half of the expected one; the others are all alike, and near to it.
+    rows = torch.tensor([0.3] + [0.07] * 10).log().repeat(200, 1)
+    assert 0 not in sample(rows, [request(p, typical_p=0.5) for p in range(200)])
+
+
 def test_a_token_of_no_weight_is_never_drawn() -> None:
     rows = torch.full((300, 8), -math.inf)
     rows[:, 3] = 0.0
@@ -120,6 +160,7 @@ def test_a_row_is_sampled_alike_alone_and_among_any_neighbours(data: st.DataObje
         top_k=st.sampled_from([0, 1, 5]),
         top_p=st.sampled_from([0.1, 0.9, 1.0]),
         min_p=st.sampled_from([0.0, 0.2]),
+        typical_p=st.sampled_from([1.0, 0.5]),
         seed=st.integers(0, 2**64 - 1),
     )
     requests = [data.draw(choices) for _ in range(rows)]
