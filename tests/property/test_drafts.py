@@ -56,18 +56,25 @@ class Runner:
         self.num_steps = self.num_used = 0
         self.drafted = None
 
-    def add(self, number: int, num_prompt: int, max_tokens: int, temperature: float) -> None:
+    def add(
+        self, number: int, num_prompt: int, max_tokens: int, temperature: float = 0.0, resumed: tuple[int, ...] = (0,)
+    ) -> None:
+        """A request with a candidate for each of `resumed`, which has so many generated tokens."""
         num_prompt = min(num_prompt, self.limit - 1)
-        self.scheduler.add(
+        total = min(num_prompt + max_tokens, self.limit)
+        candidates = [
             Sequence(
-                id=SequenceId(number),
+                id=SequenceId(number + index),
                 tenant="t",
-                token_ids=[1] * num_prompt,  # so that blocks fold
+                token_ids=[1] * (num_prompt + min(generated, total - num_prompt - 1)),  # so that blocks fold
                 num_prompt_tokens=num_prompt,
-                max_total_tokens=min(num_prompt + max_tokens, self.limit),
-                sampling=replace(SAMPLING[number % len(SAMPLING)], temperature=temperature, seed=number),
+                max_total_tokens=total,
+                sampling=replace(SAMPLING[number // 10 % len(SAMPLING)], temperature=temperature, seed=number),
+                candidate=index,
             )
-        )
+            for index, generated in enumerate(resumed)
+        ]
+        self.scheduler.add(*candidates)
 
     def step(self) -> tuple[list[int], list[Output]]:
         """Returns the words that the device is given, and the outputs."""
@@ -80,7 +87,7 @@ class Runner:
             assert np.array_equal(self.drafted[1].words, inputs.words)
             assert words_of_extras(self.drafted[1]) == words_of_extras(inputs)
             inputs = self.drafted[1]
-        sampled = [entry.sequence for entry in step.entries if entry.samples]
+        _, sampled = step.samples()
         tokens = [self.sample(s.id, len(s.token_ids)) for s in sampled]
         self.cache.send(self.num_steps, self.num_steps - bool(step.entries), self.scheduler.plan())
         self.scheduler.apply(self.cache.receive(0))
@@ -98,7 +105,12 @@ class Runner:
 
 
 arrivals = st.tuples(
-    st.integers(1, 60), st.integers(1, 40), st.sampled_from([0.0, 0.7]), st.integers(0, 5), st.booleans()
+    st.integers(1, 60),
+    st.integers(1, 40),
+    st.sampled_from([0.0, 0.7]),
+    st.lists(st.sampled_from([0, 0, 0, 5]), min_size=1, max_size=4).map(tuple),
+    st.integers(0, 5),
+    st.lists(st.integers(0, 3), max_size=2),
 )
 
 
@@ -110,7 +122,10 @@ arrivals = st.tuples(
     max_sequences=st.integers(1, 8),
 )
 def test_a_draft_is_the_step_that_would_have_been_built_anew(
-    requests: list[tuple[int, int, float, int, bool]], num_blocks: int, max_batch_tokens: int, max_sequences: int
+    requests: list[tuple[int, int, float, tuple[int, ...], int, list[int]]],
+    num_blocks: int,
+    max_batch_tokens: int,
+    max_sequences: int,
 ) -> None:
     twins = [Runner(num_blocks, max_batch_tokens, max_sequences, drafts=drafts) for drafts in (True, False)]
 
@@ -119,14 +134,14 @@ def test_a_draft_is_the_step_that_would_have_been_built_anew(
         assert words == expected_words
         assert [(o.sequence.id, *o[1:]) for o in outputs] == [(o.sequence.id, *o[1:]) for o in expected]
 
-    for number, (num_prompt, max_tokens, temperature, pause, cancels) in enumerate(requests, start=1):
+    for number, (num_prompt, max_tokens, temperature, resumed, pause, cancels) in enumerate(requests, start=1):
         for twin in twins:
-            twin.add(number, num_prompt, max_tokens, temperature)
+            twin.add(10 * number, num_prompt, max_tokens, temperature, resumed)
         for _ in range(pause):
             step()
-        if cancels and number > 1:
+        for index in cancels:
             for twin in twins:
-                twin.scheduler.cancel(SequenceId(number - 1))
+                twin.scheduler.cancel(SequenceId(10 * (number - index % 2) + index))
     for _ in range(2000):
         if not any(twin.scheduler.has_work for twin in twins):
             break
@@ -137,7 +152,7 @@ def test_a_draft_is_the_step_that_would_have_been_built_anew(
 def test_most_steps_of_a_decoding_batch_are_drafted_and_an_end_drops_one_draft() -> None:
     runner = Runner(64, 64, 8, drafts=True)
     for number in range(1, 5):
-        runner.add(number, num_prompt=6, max_tokens=40, temperature=0.0)
+        runner.add(number, num_prompt=6, max_tokens=40)
     while runner.scheduler.has_work:
         runner.step()
     assert runner.num_used >= runner.num_steps - 10
