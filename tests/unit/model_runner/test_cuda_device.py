@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kernels.kv_layout import KvLayout
+from model_runner.beam_search import BeamSearchParams, EarlyStopping
 from model_runner.block_table import BlockTable
 from model_runner.cuda.buckets import bucket_for, bucket_sizes
 from model_runner.cuda.device import CudaDevice, DeviceLimits
@@ -256,6 +257,26 @@ def test_an_engine_answers_as_on_the_cpu(model: LoadedModel, kernels: GraphKerne
         assert answers(under_test) == expected
         under_test.settle()
     assert sum(graph.num_replays for graph in queues[0].graphs) > 10
+
+
+@pytest.mark.parametrize("prompt_length", [1, 21, 24])
+def test_candidates_and_beams_answer_as_on_the_cpu(
+    model: LoadedModel, kernels: GraphKernels, prompt_length: int
+) -> None:
+    prompt = random.Random(1).choices(range(3, 384), k=prompt_length)
+    params = BeamSearchParams(5, 1.0, EarlyStopping.FALSE, 5, intermediate=False)
+
+    def run(**options: object) -> tuple[list[list[int]], list[list[int]]]:
+        with running_engine(model, max_sequences=LIMITS.max_sequences, **options) as under_test:
+            # The prompt's last token is a decode the second time, with more samples than sequences.
+            for _ in range(2):
+                candidates = under_test.wait(*under_test.submit_candidates(prompt, 5, seed=3))
+            search = under_test.search(prompt, params, stop=frozenset(range(3, 40)))
+            under_test.wait(search)
+            under_test.settle()
+        return candidates, [hypothesis.token_ids for hypothesis in search.hypotheses]
+
+    assert run(make_device=make(kernels, [], 0)) == run()
 
 
 def test_sequences_that_give_way_to_each_other_answer_as_on_the_cpu(model: LoadedModel, kernels: GraphKernels) -> None:
