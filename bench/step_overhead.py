@@ -5,9 +5,11 @@
 Between the end of a step and the launch of the next the device waits for `complete` and `tokens`, which takes what was
 drafted and writes the new tokens into it. The rest runs while the device computes, unless a sequence ended: then the
 device waits for `choose` and `lay out` as well. Medians in microseconds on one core; on a machine that is busy compare
-rows of one run, not of two.
+rows of one run, not of two. Sequences marked with + have penalties for repetition and presence, over prompts of so
+many distinct tokens, a bad word of two tokens and a bias.
 """
 
+import dataclasses
 import itertools
 import statistics
 import time
@@ -50,6 +52,11 @@ OVERLAPPED = ("plan", "apply", "advance")
 _BLOCK_SIZE = 16
 _STEPS = 200
 _TOKEN = 5
+_DISTINCT_TOKENS = 500
+_PLAIN = SamplingParams(1.0, 0.9, 0, 0.0, 0, frozenset())
+_ASKING = dataclasses.replace(
+    _PLAIN, repetition_penalty=1.1, presence_penalty=0.5, bad_words=((_TOKEN, 7),), logit_bias={9: 1.0}
+)
 
 
 class GenerousManager:
@@ -79,12 +86,13 @@ class GenerousManager:
         return [BlockRef(BlockId(next(self._ids)), 1) for _ in range(self._lengths[sequence] - had)]
 
 
-def measure(batch_size: int, context: int, steps: int = _STEPS) -> dict[str, float]:
+def measure(batch_size: int, context: int, steps: int = _STEPS, *, with_extras: bool = False) -> dict[str, float]:
     """Median microseconds of each part of a step in which `batch_size` sequences of about `context` tokens decode."""
     manager = GenerousManager()
     scheduler = Scheduler(SchedulerLimits(_BLOCK_SIZE, max_batch_tokens=2048, max_sequences=batch_size))
     for number in range(batch_size):
-        scheduler.add(_sequence(number, context - number % _BLOCK_SIZE))  # their blocks do not all end at once
+        # Their blocks do not all end at once.
+        scheduler.add(_sequence(number, context - number % _BLOCK_SIZE, _ASKING if with_extras else _PLAIN))
     scheduler.apply([manager.answer(operation) for operation in scheduler.plan()])
     memory = np.empty(4 * batch_size * (context // _BLOCK_SIZE + steps), np.int64)
 
@@ -123,14 +131,15 @@ def measure(batch_size: int, context: int, steps: int = _STEPS) -> dict[str, flo
     return {part: statistics.median(taken) for part, taken in times.items()}
 
 
-def _sequence(number: int, num_tokens: int) -> Sequence:
+def _sequence(number: int, num_tokens: int, sampling: SamplingParams) -> Sequence:
+    num_distinct = _DISTINCT_TOKENS if sampling.wants_extras else 1
     return Sequence(
         id=SequenceId(number),
         tenant="bench",
-        token_ids=[_TOKEN] * num_tokens,
+        token_ids=[token % num_distinct for token in range(num_tokens)],
         num_prompt_tokens=num_tokens,
         max_total_tokens=num_tokens + 2 * _STEPS,
-        sampling=SamplingParams(1.0, 0.9, 0, 0.0, number, frozenset()),
+        sampling=sampling,
         was_computed=num_tokens - 1,
     )
 
@@ -138,13 +147,14 @@ def _sequence(number: int, num_tokens: int) -> Sequence:
 def main() -> None:
     """Measure and print."""
     table = Table("sequences", "context", *CRITICAL, "waits", *DRAFT, "waits if one ended", *OVERLAPPED)
-    for batch_size, context in itertools.product(BATCH_SIZES, CONTEXTS):
-        parts = measure(batch_size, context)
+    plain = itertools.product(BATCH_SIZES, CONTEXTS, (False,))
+    for batch_size, context, with_extras in (*plain, (64, 1024, True)):
+        parts = measure(batch_size, context, with_extras=with_extras)
         waits = sum(parts[part] for part in CRITICAL)
         longest = waits + sum(parts[part] for part in DRAFT)
         values = [*(parts[part] for part in CRITICAL), waits, *(parts[part] for part in DRAFT), longest]
         values += [parts[part] for part in OVERLAPPED]
-        table.add_row(str(batch_size), str(context), *(f"{value:.0f}" for value in values))
+        table.add_row(f"{batch_size}{'+' * with_extras}", str(context), *(f"{value:.0f}" for value in values))
     Console(width=120).print(table)
 
 

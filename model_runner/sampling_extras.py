@@ -92,10 +92,9 @@ class SamplingExtras:
     def write_last_tokens(self) -> None:
         """Write what depends on the last known tokens, which were not known yet when the rest was laid out."""
         if self.penalised:
-            last = self._matrix(_Section.COUNTED, self.words)[1:, -len(self.penalised) :]
-            for place, sequence in enumerate(self.penalised):
-                token_id = sequence.token_ids[-1]
-                last[:, place] = token_id, _counts_of(sequence).of(token_id) + (sequence.num_generated_tokens > 0)
+            token_ids = [sequence.token_ids[-1] for sequence in self.penalised]
+            counts = [_count_of_last(sequence) for sequence in self.penalised]
+            self._matrix(_Section.COUNTED, self.words)[1:, -len(self.penalised) :] = token_ids, counts
         self.num_bans = self.num_fixed_bans
         banned = self._matrix(_Section.BANNED, self.words)
         for row, sequence in self.watched:
@@ -177,17 +176,15 @@ def lay_out_extras(samples: List[Sequence], prompts: Mapping[int, PromptRows]) -
     watched = [(row, sequence) for row, sequence in asking if sequence.sampling.bad_endings]
     beams = {row: BeamRow(s.num_continuations, s.sampling.logprobs) for row, s in asking if s.num_continuations}
     rows = {row: s.sampling.logprobs for row, s in asking if s.sampling.logprobs is not None and row not in beams}
-    places = np.arange(len(penalised))
-    fixed_bans = _join(2, [_numbered(row, _banned(sequence)) for row, sequence in asking])
-    room = sum(sequence.sampling.most_bad_endings for _, sequence in watched)
+    fixed_bans = [(row, _banned(sequence)) for row, sequence in asking]
     sections = [
         _row(row for row, _ in penalised),
         _join(3, [sequence.sampling.penalty_factors for _, sequence in penalised]),
-        _join(3, [*_counted(penalised), np.stack((places, places, places))]),
-        _join(3, [_numbered(row, sequence.sampling.bias) for row, sequence in biased]),
+        _listed(2, [*_counted(penalised), *((place, _blank(2, 1)) for place in range(len(penalised)))]),
+        _listed(2, [(row, sequence.sampling.bias) for row, sequence in biased]),
         _row(row for row, _ in restricted),
-        _join(2, [_numbered(row, sequence.sampling.allowed) for row, sequence in restricted]),
-        _join(2, [fixed_bans, np.empty((2, room), np.int64)]),
+        _listed(1, [(row, sequence.sampling.allowed) for row, sequence in restricted]),
+        _listed(1, [*fixed_bans, *((row, _blank(1, s.sampling.most_bad_endings)) for row, s in watched)]),
         _row(rows),
         _row(beams),
         _join(2, [_prompt_rows(first, prompt) for first, prompt in prompts.items()]),
@@ -203,11 +200,16 @@ def lay_out_extras(samples: List[Sequence], prompts: Mapping[int, PromptRows]) -
         prompts=list(prompts.values()),
         penalised=[sequence for _, sequence in penalised],
         watched=watched,
-        num_fixed_bans=fixed_bans.shape[1],
-        num_bans=fixed_bans.shape[1],
+        num_fixed_bans=sum(token_ids.shape[1] for _, token_ids in fixed_bans),
+        num_bans=0,
     )
     extras.write_last_tokens()
     return extras
+
+
+def _blank(height: int, width: int) -> Ints:
+    """To be written when the last token is known."""
+    return np.zeros((height, width), np.int64)
 
 
 def _row(values: Iterable[int]) -> Ints:
@@ -215,20 +217,27 @@ def _row(values: Iterable[int]) -> Ints:
 
 
 def _join(height: int, parts: List[Ints]) -> Ints:
-    return np.concatenate([np.empty((height, 0), np.int64), *parts], axis=1)
+    return np.concatenate([_blank(height, 0), *parts], axis=1)
 
 
-def _numbered(number: int, entries: Ints) -> Ints:
-    """[1 + height, n]: `entries [height, n]` below the number."""
-    return np.concatenate((np.full((1, entries.shape[1]), number, np.int64), entries))
+def _listed(height: int, entries: List[tuple[int, Ints]]) -> Ints:
+    """[1 + height, n]: `entries [height, n]` one after the other, above each the number of what it belongs to."""
+    joined = _join(height, [part for _, part in entries])
+    numbers = np.repeat(_row(number for number, _ in entries), [part.shape[1] for _, part in entries], axis=1)
+    return np.concatenate((numbers, joined))
 
 
-def _counted(penalised: List[tuple[int, Sequence]]) -> Iterator[Ints]:
+def _counted(penalised: List[tuple[int, Sequence]]) -> Iterator[tuple[int, Ints]]:
     """All tokens but the last one, which may not be known yet."""
     for place, (_, sequence) in enumerate(penalised):
         counts = _counts_of(sequence)
         counts.count(sequence.token_ids, len(sequence.token_ids) - 1)
-        yield _numbered(place, counts.entries)
+        yield place, counts.entries
+
+
+def _count_of_last(sequence: Sequence) -> int:
+    """How often the answer has the last known token."""
+    return _counts_of(sequence).of(sequence.token_ids[-1]) + (sequence.num_generated_tokens > 0)
 
 
 def _counts_of(sequence: Sequence) -> TokenCounts:
