@@ -16,11 +16,22 @@ from tests.models import write_tiny_model
 MAX_BATCH_TOKENS, MAX_SEQUENCES = 12, 3
 
 
+OPTIONS = [
+    {},
+    {"typical_p": 0.8, "repetition_penalty": 1.3, "logprobs": 2},
+    {"logit_bias": {9: 3.0}, "bad_words": ((9, 9), (20,)), "prompt_logprobs": 1},
+    {"top_p": 0.9, "min_tokens": 3},
+]
+
+
 def answers(under_test: EngineUnderTest) -> list[list[int]]:
     assert under_test.engine.wait_until_attached()
     prompts = [random.Random(i).choices(range(3, 384), k=4 + 7 * i) for i in range(4)]
     return under_test.wait(
-        *[under_test.submit(prompt, 5, temperature=0.8 * (i % 2), seed=i) for i, prompt in enumerate(prompts)]
+        *[
+            under_test.submit(prompt, 5, temperature=0.8 * (i % 2), seed=i, **OPTIONS[i])
+            for i, prompt in enumerate(prompts)
+        ]
     )
 
 

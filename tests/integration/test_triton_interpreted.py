@@ -18,8 +18,8 @@ PROMPTS = [list(range(10, 27)), list(range(40, 47)), [*range(10, 27), 200, 201]]
 MAX_TOKENS = 10
 SAMPLING = [
     {"temperature": 0.0},
-    {"temperature": 0.9, "seed": 11, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
-    {"temperature": 1.3, "seed": 12},
+    {"temperature": 0.9, "seed": 11, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "logprobs": 2},
+    {"temperature": 1.3, "seed": 12, "typical_p": 0.9, "presence_penalty": 1.0, "logit_bias": {30: 2.0}},
 ]
 
 
