@@ -38,8 +38,9 @@ up: $(RUN_ENV) $(DEMO_MODEL) ## Serve the demo model until Ctrl-C
 # ---- develop -------------------------------------------------------------------------------------
 
 .PHONY: test
-test: check $(DEMO_MODEL) ## Everything that needs no GPU: make check, then all tests
+test: check $(DEMO_MODEL) ## Everything that needs no GPU: make check, all tests, the kernels compiled for sm_90
 	$(BIN)/python -m pytest -m "not gpu and not docker and not peer"
+	$(BIN)/python -m bench.gpu_compile --capability 90
 	$(if $(DOCKER_ENGINE),$(MAKE) compose-test,@echo "compose-test was not run: DOCKER_ENGINE names no command that starts a Docker engine")
 
 # The image gets the torch that the environment has, over the host's network: what make can reach, the build can reach.
