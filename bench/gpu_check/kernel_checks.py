@@ -1,5 +1,6 @@
 """Every operation of the Triton kernels against float64; in a dry run the same in Triton's interpreter."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import torch
 from bench.gpu_check import float64
 from bench.gpu_check.attention_case import BOUNDS, AttentionRun, poisoned
 from bench.gpu_check.cases import AttentionCase, attention_cases
+from bench.gpu_check.logits_checks import check_logits
 from bench.gpu_check.task import Check, Setting, Task, at_least, at_most, verified
 from kernels import reference
 from kernels.interface import Kernels, SamplingBatch
@@ -31,6 +33,7 @@ def tasks(setting: Setting) -> list[Task]:
         Task("silu_mul", _silu_mul),
         Task("copy_blocks", _copy_blocks),
         Task("sampling", _sampling, limit_s=40),
+        Task("logits", lambda setting: check_logits(setting, _kernels(setting)), limit_s=40),
         Task("linear", _linear),
     ]
     # What is worth most first: whatever serves the commonest model.
@@ -127,8 +130,15 @@ def _copy_blocks(setting: Setting) -> Iterator[Check]:
 def _sampling(setting: Setting) -> Iterator[Check]:
     rows, vocab = (6, 300) if setting.dry_run else (512, 128_256)
     logits = 3 * _normal(setting, "logits", rows, vocab)
-    for name, greedy, filters in (("greedy", True, False), ("sampled", False, False), ("top-k, top-p", False, True)):
-        batch = _sampling_batch(setting, rows, greedy, filters)
+    plain = _sampling_batch(setting, rows, greedy=False, filters=False)
+    filtered = _sampling_batch(setting, rows, greedy=False, filters=True)
+    typical = torch.linspace(0.1, 1, rows, dtype=torch.float64, device=setting.device)
+    for name, greedy, batch in (
+        ("greedy", True, _sampling_batch(setting, rows, greedy=True, filters=False)),
+        ("sampled", False, plain),
+        ("top-k, top-p", False, filtered),
+        ("typical-p", False, dataclasses.replace(filtered, typical_p=typical)),
+    ):
         with poisoned():
             tokens = _kernels(setting).sample(logits.clone(), batch)
         same = float((tokens == reference.sample(logits, batch)).double().mean())
