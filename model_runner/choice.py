@@ -8,8 +8,8 @@ import torch
 from kernels.interface import Kernels, Logprobs, SamplingBatch
 from model_runner.logprobs import TokenLogprobs
 from model_runner.model.decoder import Decoder, Hidden
-from model_runner.sampling_extras import DeviceExtras, SamplingExtras
-from model_runner.step import PromptNews, Sampled
+from model_runner.sampling_extras import DeviceExtras, PromptRows, SamplingExtras
+from model_runner.step import Continuations, PromptNews, Sampled
 
 _PROMPT_LOGITS = 1 << 22
 """Logits of prompts that exist at a time: 16 MB."""
@@ -67,27 +67,28 @@ def bring(token_ids: list[int], extras: SamplingExtras | None, choice: Choice) -
     if extras is None:
         return Sampled(token_ids)
     logprobs = dict[int, list[TokenLogprobs]]()
-    continuations = dict[int, list[tuple[int, float]]]()
-    prompts = list[PromptNews]()
+    continuations = dict[int, Continuations]()
     if choice.logprobs is not None:
-        chosen = ([token_ids[row]] for row in extras.rows)
+        chosen = [[token_ids[row]] for row in extras.rows]
         logprobs |= zip(extras.rows, _rows(choice.logprobs, chosen, extras.rows.values()), strict=True)
     if choice.continuations is not None:
         best, values = choice.continuations.top_token_ids.tolist(), choice.continuations.top.tolist()
         for (row, beam), tokens, of_tokens in zip(extras.beams.items(), best, values, strict=True):
             continuations[row] = list(zip(tokens, of_tokens, strict=True))[: beam.num_continuations]
         if choice.continued is not None:
-            tops = (beam.num_top or 0 for beam in extras.beams.values())
-            for (row, beam), entries in zip(extras.beams.items(), _rows(choice.continued, best, tops), strict=True):
-                if beam.num_top is not None:
-                    logprobs[row] = entries
-    if choice.prompts is not None:
-        next_tokens = ([token_id] for prompt in extras.prompts for token_id in prompt.next_tokens)
-        tops = (prompt.prompt.num_top for prompt in extras.prompts for _ in prompt.next_tokens)
-        rows = _rows(choice.prompts, next_tokens, tops)
-        for prompt in extras.prompts:
-            prompts.append(PromptNews(prompt.prompt, prompt.position, [next(rows)[0] for _ in prompt.next_tokens]))
+            tops = [beam.num_top or 0 for beam in extras.beams.values()]
+            found = dict(zip(extras.beams, _rows(choice.continued, best, tops), strict=True))
+            logprobs |= {row: found[row] for row, beam in extras.beams.items() if beam.num_top is not None}
+    prompts = [] if choice.prompts is None else list(_prompts(choice.prompts, extras.prompts))
     return Sampled(token_ids, logprobs, continuations, prompts)
+
+
+def _prompts(found: Logprobs, prompts: list[PromptRows]) -> Iterator[PromptNews]:
+    next_tokens = [[token_id] for rows in prompts for token_id in rows.next_tokens]
+    tops = [rows.prompt.num_top for rows in prompts for _ in rows.next_tokens]
+    told = _rows(found, next_tokens, tops)
+    for rows in prompts:
+        yield PromptNews(rows.prompt, rows.position, [next(told)[0] for _ in rows.next_tokens])
 
 
 def _rows(found: Logprobs, token_ids: Iterable[list[int]], counts: Iterable[int]) -> Iterator[list[TokenLogprobs]]:

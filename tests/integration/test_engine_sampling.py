@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from kernels.kv_layout import KvLayout
+from model_runner import choice
 from model_runner.beam_search import BeamSearchParams, EarlyStopping
 from model_runner.cuda.device import CudaDevice, DeviceLimits
 from model_runner.device import Device
 from model_runner.logprobs import TokenLogprobs
+from model_runner.model.decoder import Hidden
 from model_runner.model.load import LoadedModel, load_decoder
 from model_runner.sampling_params import SamplingParams
 from tests.fakes.cuda_queue import FakeQueue, GraphKernels
@@ -180,6 +182,27 @@ def test_logprobs_are_those_of_the_models_own_logits(
             assert asked.logprobs == []
         else:
             check_told(asked.logprobs, asked.token_ids, logits[len(text) - 1 : -1], num_top)
+
+
+def test_logits_of_a_prompt_exist_of_a_few_tokens_at_a_time(
+    path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, heights = load_tiny(path), []
+    make_logits = loaded.decoder.logits
+
+    def noting(hidden: Hidden, rows: torch.Tensor) -> torch.Tensor:
+        heights.append(len(rows))
+        return make_logits(hidden, rows)
+
+    monkeypatch.setattr(loaded.decoder, "logits", noting)
+    monkeypatch.setattr(choice, "_PROMPT_LOGITS", 7 * VOCAB + 3)
+    prompt = prompt_of(100, seed=1)
+    with running_engine(loaded, max_batch_tokens=48) as under_test:
+        answer = submit(under_test, prompt, PLAIN, prompt_logprobs=1)
+        under_test.wait(answer)
+    check_told(answer.sequence.prompt_logprobs.found, prompt[1:], logits_after(model, prompt)[:-1], 1)
+    assert max(heights) == 7
+    assert sum(heights) == 99 + len(answer.token_ids)
 
 
 def test_a_prompt_whose_logprobs_are_wanted_is_computed_again_though_it_is_cached(engine: EngineUnderTest) -> None:
