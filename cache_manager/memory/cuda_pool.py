@@ -16,7 +16,7 @@ _PATTERN_BYTES = 16
 class NullBlockPattern:
     """Bytes at the start of the null block by which a runner knows that it has mapped this pool and no other.
 
-    No kernel ever writes that block. The bytes are one pool's alone, so memory of an earlier pool cannot pass, and the
+    No kernel ever changes that block. The bytes are one pool's alone, so memory of an earlier pool cannot pass, and the
     same for each of its runners, so two that attach at once do not disturb each other.
     """
 

@@ -30,6 +30,9 @@ from model_runner.sampling_extras import SamplingExtras
 from model_runner.step import Sampled, Step
 from pagekeeper.common.errors import BugError, ConfigurationError
 
+_OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""torch has a class for it, but memory is also taken by kernels when they are loaded, by graphs and by cuBLAS."""
+
 
 @dataclass(frozen=True)
 class DeviceLimits:
@@ -112,7 +115,7 @@ class CudaDevice:
         queue.synchronize()  # the weights and these tensors were filled on other streams
 
     def bind(self, memory: MappedPool, num_blocks: int) -> None:
-        """See `Device`; compiles the kernels, takes memory for the largest step and captures the graphs."""
+        """See `Device`; compiles the kernels, captures the graphs and takes memory for the largest step."""
         # Errors keep the frames that they passed alive, so none may hold a view of the pool, which is unmapped next.
         self._pool = view_pool(memory, self._layout, num_blocks)
         check_device(self._pool.raw.device, self._queue.device)
@@ -157,16 +160,22 @@ class CudaDevice:
         self._queue.synchronize()
 
     def _warm_up(self) -> bool:
-        """Run the largest steps and capture the graphs; False if the memory does not suffice."""
+        """Capture the graphs, then run the largest steps; False if the memory does not suffice.
+
+        In this order: a capture gives back what no tensor uses, and the largest step has to fit beside the graphs.
+        """
         limits = self._limits
         try:
-            for step in warm_up_steps(limits.max_batch_tokens, limits.max_sequences, limits.max_context_length):
+            self._graphs.capture(self._forward, self._bound_pool)
+            for step in warm_up_steps(
+                limits.max_batch_tokens, limits.max_sequences, limits.max_context_length, self._sizes
+            ):
                 inputs = self.prepare(step)
                 InputWords(inputs.layout, inputs.words).slot_mapping[:] = PADDING_SLOT
                 self.launch(inputs).result()
-            self._graphs.capture(self._forward, self._bound_pool)
-            self._queue.synchronize()
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not any(words in str(error) for words in _OUT_OF_MEMORY):
+                raise
             return False
         return True
 

@@ -31,6 +31,8 @@ from tests.models import write_tiny_model
 LIMITS = DeviceLimits(max_batch_tokens=64, max_sequences=16, max_context_length=512)
 NUM_BLOCKS = 64
 GREEDY = SamplingParams(0.0, 1.0, 0, 0.0, 0, frozenset())
+NUM_BINDING_SAMPLES = 10
+"""How often binding a pool samples."""
 
 
 @pytest.fixture(scope="module")
@@ -359,6 +361,27 @@ def test_too_little_memory_is_an_error_of_the_configuration_and_lets_the_pool_go
     assert raised.value is not None  # and with it every frame that the error has passed
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("Triton Error [CUDA]: out of memory", ConfigurationError),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", ConfigurationError),
+        ("CUDA error: an illegal memory access was encountered", RuntimeError),
+    ],
+)
+def test_too_little_memory_has_many_words_and_other_errors_are_none_of_it(
+    model: LoadedModel, kernels: GraphKernels, words: str, expected: type[Exception]
+) -> None:
+    class Failing(FakeQueue):
+        def capture(self, *_: object) -> None:
+            raise RuntimeError(words)
+
+    layout = model.kv_layout(BLOCK_SIZE)
+    device = CudaDevice(model.decoder, kernels, layout, LIMITS, Failing())
+    with pytest.raises(expected):
+        device.bind(poisoned_pool(layout).memory, NUM_BLOCKS)
+
+
 def test_a_pool_on_another_device_is_an_error_of_the_configuration() -> None:
     with pytest.raises(ConfigurationError, match="the model is on cuda:0 and the cache manager's pool on cpu"):
         check_device(torch.device("cpu"), torch.device("cuda:0"))
@@ -382,7 +405,7 @@ def failing(kernels: GraphKernels, after: int) -> GraphKernels:
 
 
 def test_a_step_that_fails_has_ended_and_says_so_to_who_waits(model: LoadedModel, kernels: GraphKernels) -> None:
-    played = Played(model, failing(kernels, after=6))
+    played = Played(model, failing(kernels, after=NUM_BINDING_SAMPLES + 1))
     flight = played.launch((sequence_on(30), 40))
     with pytest.raises(RuntimeError, match="CUDA error"):
         flight.result()
@@ -397,7 +420,9 @@ def test_an_engine_whose_device_fails_ends_with_its_error_and_its_session(
     model: LoadedModel, kernels: GraphKernels
 ) -> None:
     def body() -> None:
-        with running_engine(model, max_sequences=16, make_device=make(failing(kernels, after=9), [], 0)) as under_test:
+        with running_engine(
+            model, max_sequences=16, make_device=make(failing(kernels, after=NUM_BINDING_SAMPLES + 4), [], 0)
+        ) as under_test:
             under_tests.append(under_test)
             under_test.submit([5] * 20)
             assert under_test.engine.wait_until_attached()
