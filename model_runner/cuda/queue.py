@@ -113,8 +113,12 @@ class TorchQueue:
     def capture(self, work: Callable[[], None], memory: object) -> torch.cuda.CUDAGraph:
         """See `Queue`."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads may map or unmap memory meanwhile, which must not end the capture.
-        with torch.cuda.graph(graph, pool=memory, stream=self._stream, capture_error_mode="thread_local"):  # type: ignore[arg-type]  # a handle of torch's, opaque here
+        # Before a capture torch waits for the current device, which may be another one. Other threads may map or unmap
+        # memory meanwhile, which must not end the capture.
+        with (
+            torch.cuda.device(self.device),
+            torch.cuda.graph(graph, pool=memory, stream=self._stream, capture_error_mode="thread_local"),  # type: ignore[arg-type]  # a handle of torch's, opaque here
+        ):
             work()
         return graph
 
