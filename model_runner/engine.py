@@ -18,6 +18,7 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -144,6 +145,10 @@ class Engine:
         except CacheConnectionLost:
             if not self._stopping:
                 raise
+        except BaseException as error:
+            # An error keeps the frames that it passed alive, and these hold views of the pool, which is unmapped next.
+            traceback.clear_frames(error.__traceback__)
+            raise
         finally:
             self._started.set()
             # A device that has failed may fail again here: each is tried, whatever became of the one before.

@@ -2,8 +2,9 @@
 
 import itertools
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -436,3 +437,37 @@ def test_an_engine_whose_device_fails_ends_with_its_error_and_its_session(
         body()
     cache: LocalCache = under_tests[0].cache
     assert cache.pool.policy.stats().usage.sequences == 0
+
+
+def test_a_launch_that_fails_leaves_no_view_that_would_keep_the_pool_mapped(
+    model: LoadedModel, kernels: GraphKernels
+) -> None:
+    class Full(FakeQueue):
+        def run(self, work: Callable[[], None]) -> None:
+            super().run(work)
+            if bound.is_set():
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+    class Unmapping(LocalCache):
+        def close(self) -> None:
+            super().close()
+            self.pool.memory.close()
+            unmapped.append(self.pool.memory._mapping.closed)
+
+    def make_device(model: LoadedModel, layout: KvLayout) -> CudaDevice:
+        return CudaDevice(model.decoder, kernels, layout, LIMITS, Full())
+
+    def body() -> None:
+        with running_engine(model, max_sequences=16, cache_type=Unmapping, make_device=make_device) as under_test:
+            assert under_test.engine.wait_until_attached()
+            bound.set()
+            under_test.submit([5] * 20)
+            deadline = time.monotonic() + DEADLINE_S
+            while under_test.failure is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+    bound, unmapped = threading.Event(), list[bool]()
+    with pytest.raises(torch.OutOfMemoryError):
+        body()
+    assert unmapped == [True]
