@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.promise import Outcome, Promise, Workbench
-from bench.promises import cache, errors, gpu, greedy, leaks, policy, setup, speed, tested
+from bench.promises import cache, errors, gpu, greedy, leaks, policy, setup, sharing, speed, tested
 from pagekeeper.cli.demo_model import demo_model_path
 
 PROMISES: list[Promise] = [
     *greedy.PROMISES,
     *cache.PROMISES,
+    *sharing.PROMISES,
     *policy.PROMISES,
     *leaks.PROMISES,
     *speed.PROMISES,

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,24 @@ class Reference:
                 do_sample=False,
             )
         return [list(row) for row in out[:, len(prompts[0]) :].tolist()]
+
+    def search(self, prompt: list[int], width: int, num_tokens: int) -> list[tuple[list[int], float]]:
+        """The answers of a beam search and their scores, best first; without end-of-sequence tokens."""
+        with torch.inference_mode():
+            out = self._model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                max_new_tokens=num_tokens,
+                num_beams=width,
+                num_return_sequences=width,
+                do_sample=False,
+                output_scores=True,
+                return_dict_in_generate=True,
+            )
+        end = self._model.generation_config.eos_token_id
+        ends = set(end if isinstance(end, list) else [end])
+        answers = [list(takewhile(lambda t: t not in ends, row)) for row in out.sequences[:, len(prompt) :].tolist()]
+        return list(zip(answers, out.sequences_scores.tolist(), strict=True))
 
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """Logits after each of the tokens, [tokens, vocabulary]."""
