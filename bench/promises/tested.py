@@ -7,11 +7,11 @@ import sys
 from bench.promise import Outcome, Promise, Workbench
 
 
-def promise(name: str, *paths: str) -> Promise:
-    """A promise that is kept when every test under `paths` passes."""
+def promise(name: str, *selection: str) -> Promise:
+    """A promise that is kept when every test passes that pytest chooses by `selection`, paths for the most part."""
 
     def measure(_: Workbench) -> Outcome:
-        command = [sys.executable, "-m", "pytest", "-q", "--durations=0", "--durations-min=1e9", *paths]
+        command = [sys.executable, "-m", "pytest", "-q", "--durations=0", "--durations-min=1e9", *selection]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         summary = done.stdout.strip().splitlines()[-1].strip("= ")
         return Outcome(summary, "all tests", done.returncode == 0 and re.search(r"\d+ passed", summary) is not None)
