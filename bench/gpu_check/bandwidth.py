@@ -20,7 +20,7 @@ from bench.gpu_check.decode_step import (
 from bench.gpu_check.facts import copy_bandwidth
 from bench.gpu_check.float64 import relative_error
 from bench.gpu_check.task import Check, NotRunError, Setting, Task, at_least, at_most, compared, recorded
-from bench.gpu_check.timing import median_s, per_call_s
+from bench.gpu_check.timing import per_call_s
 from kernels.interface import AttentionBatch, AttentionParams
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
@@ -122,7 +122,7 @@ def _prefill(setting: Setting, tokens: int) -> Iterator[Check]:
     error = relative_error(attention.attend(0, query), sdpa()[0].transpose(0, 1))
     yield at_most(f"prefill of {tokens}: differs from SDPA's", error, _BOUND)
     flops = 2 * tokens**2 * NUM_HEADS * HEAD_DIM
-    ours, theirs = flops / median_s(lambda: attention.attend(0, query)), flops / median_s(sdpa)
+    ours, theirs = (flops / per_call_s([call]) for call in (functools.partial(attention.attend, 0, query), sdpa))
     yield recorded(f"prefill of {tokens}: block table", f"{ours / 1e12:.0f} TFLOP/s", ours)
     yield recorded(f"prefill of {tokens}: SDPA, contiguous", f"{theirs / 1e12:.0f} TFLOP/s", theirs)
     yield recorded(

@@ -1,5 +1,6 @@
 """Real manager, runner and gateway over each kind of memory: their answers, and what is left when one is killed."""
 
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -73,19 +74,19 @@ class _Scene:
             yield from self._kill_runner(server, first, second)
 
     def _kill_runner(self, server: Server, first: PeerProcess, second: PeerProcess) -> Iterator[Check]:
+        self._attach(first)
         stream = Stream(server.address, self._prompt, self._num_tokens)
         stream.wait_for(3 * BLOCK_SIZE, _LIMIT_S)
-        before = self._look(first, self._prompt + stream.token_ids[: 2 * BLOCK_SIZE])
-        had = len(stream.token_ids)
-        os.kill(server.pids()["model_runner"], signal.SIGKILL)
-        stream.finish(_LIMIT_S)
+        before = self._open(first, self._prompt + stream.token_ids[: 2 * BLOCK_SIZE])
+        had = self._kill("model_runner", server, stream)
         name = f"{self._memory}: runner killed"
         yield recorded(f"{name}: longest pause", f"{stream.longest_pause_s():.2f} s", stream.longest_pause_s())
         yield from self._whole(name, stream)
         usage = stream.answer.usage if stream.answer else None
-        if usage is not None:
-            yield at_most(f"{name} after {had} tokens: computed again", usage.recomputed_tokens, BLOCK_SIZE, " tokens")
-        after = self._look(second, self._prompt + stream.token_ids[: 2 * BLOCK_SIZE])
+        again = usage.recomputed_tokens if usage else math.nan
+        yield at_most(f"{name} after {had} tokens: computed again", again, BLOCK_SIZE, " tokens")
+        self._attach(second)
+        after = self._open(second, self._prompt + stream.token_ids[: 2 * BLOCK_SIZE])
         hit, expected = after["cached_tokens"], (_PROMPT_TOKENS + 2 * BLOCK_SIZE - 1) // BLOCK_SIZE * BLOCK_SIZE
         yield verified(f"{name}: prefix hit", hit == expected, f"{hit} tokens", f"{expected} tokens")
         figure = "same bytes" if before == after else "differ"
@@ -99,8 +100,7 @@ class _Scene:
             before = peer.ask("free_bytes")
             stream = Stream(server.address, self._prompt, self._num_tokens)
             stream.wait_for(2 * BLOCK_SIZE, _LIMIT_S)
-            os.kill(server.pids()["cache_manager"], signal.SIGKILL)
-            stream.finish(_LIMIT_S)
+            self._kill("cache_manager", server, stream)
             lost = before - peer.ask("free_bytes")
         yield recorded(f"{name}: longest pause", f"{stream.longest_pause_s():.2f} s", stream.longest_pause_s())
         yield from self._whole(name, stream)
@@ -117,8 +117,21 @@ class _Scene:
     def _shortfall(self, answer: list[int]) -> float:
         return self._oracle.shortfall(self._prompt, answer)
 
-    def _look(self, peer: PeerProcess, token_ids: list[int]) -> dict[str, object]:
-        """Let it attach as one more runner, open these tokens and look at the blocks' bytes."""
+    def _kill(self, process: str, server: Server, stream: Stream) -> int:
+        """Kill it in the middle of an answer and wait for the answer's end; how many tokens had come before.
+
+        Raises:
+            RuntimeError: the answer had ended, so nothing was shown.
+        """
+        had = len(stream.token_ids)
+        os.kill(server.pids()[process], signal.SIGKILL)
+        stream.finish(_LIMIT_S)
+        if had >= self._num_tokens:
+            raise RuntimeError(f"the answer ended before {process} was killed")
+        return had
+
+    def _attach(self, peer: PeerProcess) -> None:
+        """Let it attach as one more runner."""
         loaded = self._oracle.model
         dtype = "float32" if self._setting.dry_run else "bfloat16"
         config = loaded.config
@@ -135,5 +148,8 @@ class _Scene:
             "compute_dtype": dtype,
         }
         peer.ask("attach", runtime_dir=str(runtime_dir(self._model)), layout=layout, fingerprint=fingerprint)
+
+    def _open(self, peer: PeerProcess, token_ids: list[int]) -> dict[str, object]:
+        """Let it open these tokens and look at the blocks' bytes."""
         found: dict[str, object] = peer.ask("open", token_ids=token_ids, tenant=TENANT)
         return found

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 from bench.gpu_check.peers import Death, PeerError, PeerProcess, can_unshare
 from bench.gpu_check.processes import real_processes
+from bench.gpu_check.stack import wait_until
 from bench.gpu_check.task import Check, Setting, Task, at_most, recorded, verified
 
 _POOL_BYTES = 512 << 20
@@ -150,9 +151,7 @@ def _deaths(setting: Setting, memory: str, count: int) -> Iterator[Check]:
             offset = _COUNTERS + 4096 * number
             before = watcher.ask("counts", offset=offset)
             runner.ask("spin", offset=offset, seconds=work_s, queued_s=queued_s)
-            deadline = time.monotonic() + _GRACE_S
-            while watcher.ask("counts", offset=offset) == before and time.monotonic() < deadline:
-                time.sleep(0.005)
+            wait_until(functools.partial(_counts_differ, watcher, offset, before), _GRACE_S, "the runner's writes")
             time.sleep(rng.uniform(0.05, 0.4))
             watcher.send("watch", offset=offset, quiet_s=quiet_s)
             time.sleep(0.02)
@@ -169,6 +168,10 @@ def _deaths(setting: Setting, memory: str, count: int) -> Iterator[Check]:
     yield _spread(f"{name}: writes after the pidfd", [writes - death.pidfd_s for death, writes in deaths])
     yield recorded(f"{name}: kernels queued behind it ran", f"{after_queue} of {count}", after_queue)
     yield recorded(f"{name}: longest time between two looks", f"{longest_look * 1e3:.2f} ms", longest_look)
+
+
+def _counts_differ(watcher: PeerProcess, offset: int, before: list[int]) -> bool:
+    return bool(watcher.ask("counts", offset=offset) != before)
 
 
 def _spread(name: str, seconds: list[float]) -> Check:
