@@ -19,6 +19,7 @@ from bench.gpu_check import wheels
 from bench.gpu_check.report import Report
 from bench.gpu_check.scratch import remove_leftovers
 from bench.gpu_check.supervise import Section, SectionRun, run_side_by_side
+from bench.gpu_check.task import Check
 from pagekeeper.common.cuda_probe import CudaUnavailable, probe_cuda
 
 SECTIONS = [
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None, sections: Sequence[Section] = S
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
         for section in sections:
             if options.only and section.name not in options.only:
+                report.add(section.name, Check(section.name, "not run", reason="--only names others"))
                 continue
             _run(section, report, end, ["--dry-run"] * dry_run + ["--seed", str(options.seed)], log)
     report.finish()

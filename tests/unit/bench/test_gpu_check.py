@@ -103,6 +103,14 @@ def test_a_failed_check_fails_the_run(tmp_path: Path) -> None:
     assert gpu_check.main(flags, sections=[Section("gone", "bench.no_such_module", 60)]) == 1
 
 
+def test_a_run_of_some_sections_is_not_complete_and_names_the_others(tmp_path: Path) -> None:
+    sections = [*NOTHING, Section("other", "bench.no_such_module", 60)]
+    assert gpu_check.main(["--out", str(tmp_path), "--dry-run", "--only", "nothing"], sections=sections) == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert not report["complete"]
+    assert report["sections"]["other"]["checks"][0]["result"] == "not run"
+
+
 def test_wheels_make_packages_importable(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "brought-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("brought/__init__.py", "")
