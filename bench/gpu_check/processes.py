@@ -100,8 +100,13 @@ class _Scene:
             before = peer.ask("free_bytes")
             stream = Stream(server.address, self._prompt, self._num_tokens)
             stream.wait_for(2 * BLOCK_SIZE, _LIMIT_S)
+            runner = server.pids()["model_runner"]
             self._kill("cache_manager", server, stream)
             lost = before - peer.ask("free_bytes")
+        # A runner that could not let go of the dead manager's pool would end, and another one load the model again.
+        same = server.pids().get("model_runner") == runner
+        figure = "same process" if same else "another process"
+        yield verified(f"{name}: the runner lives on", same, figure, "same process")
         yield recorded(f"{name}: longest pause", f"{stream.longest_pause_s():.2f} s", stream.longest_pause_s())
         yield from self._whole(name, stream)
         if not self._setting.dry_run:  # other programs use the machine's memory as well
