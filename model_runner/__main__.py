@@ -102,7 +102,8 @@ async def _serve(settings: RunnerSettings, runtime_dir: RuntimeDir, runner_id: s
     loaded = await asyncio.to_thread(load, settings)
     model = loaded.model
     seconds = round(time.monotonic() - started, 2)
-    log.info("model loaded", model=str(settings.model), device=str(loaded.device), seconds=seconds)
+    facts = {"why_not_gpu": loaded.why_not_gpu} if loaded.why_not_gpu else {}
+    log.info("model loaded", model=str(settings.model), device=str(loaded.device), seconds=seconds, **facts)
     manager = Manager(settings, runner_id, loaded)
     first = await asyncio.to_thread(manager.connect)
     info = RunnerInfo(

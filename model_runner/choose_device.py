@@ -4,7 +4,6 @@ import importlib.util
 from collections.abc import Callable
 from typing import Literal
 
-import structlog
 import torch
 
 from pagekeeper.common.cuda_probe import CudaDriver, CudaUnavailable, probe_cuda
@@ -12,8 +11,6 @@ from pagekeeper.common.errors import ConfigurationError
 
 _PACKAGES = ("triton", "cupy", "cuda")
 """What kernels and pool need, by what is imported; `cuda` comes with cuda-bindings."""
-
-log = structlog.get_logger()
 
 
 def _is_installed(name: str) -> bool:
@@ -27,8 +24,8 @@ def choose_device(
     torch_cuda: str | None = torch.version.cuda,
     torch_finds_one: Callable[[], bool] = torch.cuda.is_available,
     is_installed: Callable[[str], bool] = _is_installed,
-) -> torch.device:
-    """The device for `wanted`; "auto" is the GPU if it can be used.
+) -> tuple[torch.device, str | None]:
+    """The device for `wanted`; "auto" is the GPU if it can be used, else the CPU together with what stood in the way.
 
     Args:
         wanted: the setting.
@@ -42,14 +39,13 @@ def choose_device(
         ConfigurationError: the GPU was asked for and cannot be used; says why and what to do.
     """
     if wanted == "cpu":
-        return torch.device("cpu")
+        return torch.device("cpu"), None
     obstacle = _why_not_cuda(gpu, probe(), torch_cuda, torch_finds_one, is_installed)
     if obstacle is None:
-        return torch.device("cuda", gpu)
+        return torch.device("cuda", gpu), None
     if wanted == "cuda":
         raise ConfigurationError(f"device: cuda cannot be used: {obstacle}")
-    log.info("the model runs on the CPU", why=obstacle)
-    return torch.device("cpu")
+    return torch.device("cpu"), obstacle
 
 
 def _why_not_cuda(

@@ -29,6 +29,8 @@ class Loaded:
     device: torch.device
     cuda: CudaDriver | None
     """Maps the pool, of a GPU; None on the CPU."""
+    why_not_gpu: str | None
+    """What kept "auto" from the GPU."""
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -53,7 +55,7 @@ def load(settings: RunnerSettings) -> Loaded:
     Raises:
         ConfigurationError: a setting, the model or the machine does not allow it.
     """
-    device = choose_device(settings.device, settings.gpu)
+    device, obstacle = choose_device(settings.device, settings.gpu)
     cuda = load_cuda_driver(settings.gpu) if device.type == "cuda" else None
     try:
         kernels = select_kernels(resolve_kernels(settings.kernels, device.type))
@@ -64,7 +66,7 @@ def load(settings: RunnerSettings) -> Loaded:
         raise ConfigurationError(str(error)) from error
     except torch.OutOfMemoryError as error:
         raise ConfigurationError("device: the GPU's memory does not hold the weights; lower --pool-size") from error
-    return Loaded(model, kernels, layout, device, cuda)
+    return Loaded(model, kernels, layout, device, cuda, obstacle)
 
 
 def check_kernels(kernels: Kernels, layout: KvLayout, device: torch.device) -> None:

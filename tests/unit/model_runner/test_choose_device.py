@@ -21,7 +21,7 @@ def choose(
     finds: bool = True,
     gpu: int = 0,
     missing: tuple[str, ...] = (),
-) -> torch.device:
+) -> tuple[torch.device, str | None]:
     return choose_device(wanted, gpu, lambda: found, built_for, lambda: finds, lambda name: name not in missing)
 
 
@@ -29,12 +29,12 @@ def test_the_cpu_is_taken_without_a_question() -> None:
     def fail() -> CudaDriver:
         raise AssertionError("nobody asked for a GPU")
 
-    assert choose_device("cpu", 0, fail) == torch.device("cpu")
+    assert choose_device("cpu", 0, fail) == (torch.device("cpu"), None)
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
 def test_a_gpu_that_can_be_used_is_used(wanted: str) -> None:
-    assert choose(wanted, driver()) == torch.device("cuda", 0)
+    assert choose(wanted, driver()) == (torch.device("cuda", 0), None)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,15 @@ def test_one_that_cannot_is_an_error_if_it_was_asked_for(
     with pytest.raises(ConfigurationError, match="device: cuda cannot be used") as raised:
         choose("cuda", found, built_for, finds)
     assert words in str(raised.value)
-    assert choose("auto", found, built_for, finds) == torch.device("cpu")
+    device, obstacle = choose("auto", found, built_for, finds)
+    assert device == torch.device("cpu")
+    assert obstacle is not None
+    assert words in obstacle
 
 
 def test_of_several_gpus_the_one_that_was_named_is_taken() -> None:
     both = CudaDriver((13, 0), driver((7, 5)).devices + driver().devices)
-    assert choose("cuda", both, gpu=1) == torch.device("cuda", 1)
+    assert choose("cuda", both, gpu=1) == (torch.device("cuda", 1), None)
     with pytest.raises(ConfigurationError, match="there is no GPU 2; this process sees 2"):
         choose("cuda", both, gpu=2)
 
@@ -65,4 +68,4 @@ def test_of_several_gpus_the_one_that_was_named_is_taken() -> None:
 def test_without_its_packages_a_gpu_is_of_no_use() -> None:
     with pytest.raises(ConfigurationError, match="missing: triton, cupy; install Pagekeeper's extra"):
         choose("cuda", driver(), missing=("triton", "cupy"))
-    assert choose("auto", driver(), missing=("cuda",)) == torch.device("cpu")
+    assert choose("auto", driver(), missing=("cuda",))[0] == torch.device("cpu")
