@@ -24,7 +24,7 @@ class SharedPool:
 
     Args:
         memory: what there is.
-        make_other: makes memory as large that crosses PID namespaces, if that is allowed. `memory` is closed before, as
+        make_other: makes memory as large that crosses PID namespaces, if that is allowed. It frees `memory` before, as
             both may not fit into the device.
     """
 
@@ -57,9 +57,8 @@ class SharedPool:
         if self._make_other is None or self._memory is None or not self._is_out_of_reach(pid):
             return False
         _log.warning("making the pool anew by CUDA VMM, the cache is lost", pid=pid, reason=OTHER_PID_NAMESPACE)
-        memory, self._memory = self._memory, None
+        self._memory = None
         try:
-            memory.close()
             self._memory = self._make_other()
         except PagekeeperError as error:
             _log.error("there is no pool any more", error=str(error))
@@ -130,13 +129,17 @@ def _take(
     try:
         failure = self_test(memory.handle(), settings.gpu)
     except BaseException:
-        memory.close()
+        memory.free()
         raise
+
+    def make_other() -> CudaVmmPool:
+        memory.free()
+        return CudaVmmPool(driver, memory.size)
+
     if failure is None:
-        return SharedPool(memory, lambda: CudaVmmPool(driver, memory.size))
-    memory.close()
+        return SharedPool(memory, make_other)
     _log.warning("CUDA IPC does not work here, taking CUDA VMM", reason=failure)
-    return SharedPool(CudaVmmPool(driver, size))
+    return SharedPool(make_other())
 
 
 def _is_in_other_pid_namespace(pid: int) -> bool:

@@ -2,8 +2,8 @@
 
 Rules of CUDA IPC (CUDA C++ Programming Guide, Interprocess Communication): the handle is of the whole allocation and
 opening gives its base; the exporting process cannot open its own; processes share a PID namespace; a process has one
-mapping of an allocation, and opening again only counts. When the manager dies, mappings stay and keep the memory, and
-nobody can open it any more.
+mapping of an allocation, and opening again only counts; an allocation that others have open must not be freed. When the
+manager's process ends, mappings stay and keep the memory, and nobody can open it any more.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class CudaIpcPool:
             self._address = driver.allocate(self.size)
             undo.callback(driver.free, self._address)
             self._handle = driver.export_handle(self._address)
-            self._release = undo.pop_all()
+            self._free = undo.pop_all()
 
     def handle(self) -> CudaIpcHandle:
         """The handle, with the null block marked anew."""
@@ -74,8 +74,11 @@ class CudaIpcPool:
         return []
 
     def close(self) -> None:
-        """Free the memory, or leave it to the runners that have it open. Idempotent."""
-        self._release.close()
+        """Leave the memory to the end of the process: runners may have it open, and to free it then is undefined."""
+
+    def free(self) -> None:
+        """Free the memory, which nobody may have open. Idempotent."""
+        self._free.close()
 
 
 def open_cuda_ipc(driver: CudaDriver, handle: CudaIpcHandle) -> MappedCudaPool:

@@ -72,7 +72,10 @@ class PoolMemory(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up the manager's own hold. The memory lives on as long as a runner has it mapped. Idempotent."""
+        """Give up the manager's own hold, as the process ends. Idempotent.
+
+        The memory lives on as long as a runner has it mapped. It need not be free before the process has ended.
+        """
         ...
 
 

@@ -123,6 +123,8 @@ class FakeCudaDriver:
         if address not in self._raw:
             raise self._misuse("free", "nothing is allocated there")
         allocation = self._raw.pop(address)
+        if any(count for (_, kind), count in allocation.held.items() if kind == "opened"):
+            self.gpu.misuses.append(f"{self.process}: free: another process has the memory open")
         memory.unmap(address, allocation.size)
         self._let_go(allocation, "raw")
 

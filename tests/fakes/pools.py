@@ -37,6 +37,11 @@ class Host:
     def runner(self, name: str = "runner") -> FakeCudaDriver | None:
         return None if self.backend == "memfd" else FakeCudaDriver(self.gpu, name)
 
+    def end_manager(self, memory: PoolMemory) -> None:
+        """In good order."""
+        memory.close()
+        self.manager.end()
+
     def open(self, memory: PoolMemory, driver: FakeCudaDriver | None) -> MappedPool:
         return map_pool(memory.handle(), memory.descriptors(), driver)
 

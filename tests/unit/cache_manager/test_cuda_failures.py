@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cache_manager.memory.cuda_driver import CudaError
+from cache_manager.memory.cuda_ipc import CudaIpcPool
 from pagekeeper.common.errors import ConfigurationError
 from tests.fakes.cuda_driver import GRANULARITY, FakeCudaDriver
 from tests.fakes.pools import CUDA_BACKENDS, Host
@@ -76,7 +77,7 @@ def test_a_pool_that_cannot_be_opened_leaves_nothing(host: Host) -> None:
         assert _num_descriptors() == descriptors
     assert errors == {"cuda_ipc": 4, "cuda_vmm": 6}[host.backend]
     mapped[0].close()
-    memory.close()
+    host.end_manager(memory)
     assert host.gpu.used() == 0
 
 
@@ -113,13 +114,16 @@ def test_one_failure_keeps_nothing_else_from_being_given_back(host: Host, end: s
         runner = FakeCudaDriver(host.gpu, "runner")
         memory = host.make()
         mapped = host.open(memory, runner)
-        driver, closed = (host.manager, memory) if end == "manager" else (runner, mapped)
+        give_up = memory.free if isinstance(memory, CudaIpcPool) else memory.close
+        driver, close = (host.manager, give_up) if end == "manager" else (runner, mapped.close)
+        if end == "manager":
+            mapped.close()
         driver.fail_at = len(driver.calls) + number
         try:
-            closed.close()
+            close()
         except CudaError:
             assert {leak.split()[0] for leak in driver.leaks()} == LOST[driver.calls[driver.fail_at - 1]]
-            closed.close()
+            close()
         else:
             assert driver.leaks() == host.gpu.misuses == []
             break

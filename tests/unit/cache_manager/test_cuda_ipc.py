@@ -101,6 +101,29 @@ def test_a_gpu_of_the_same_name_that_is_another_one_is_told_by_the_driver(pool: 
         open_cuda_ipc(runner, pool.handle())
 
 
+def test_a_manager_that_ends_in_good_order_frees_nothing_under_a_runner(
+    pool: CudaIpcPool, manager: FakeCudaDriver, runner: FakeCudaDriver, gpu: FakeGpu
+) -> None:
+    mapped = open_cuda_ipc(runner, pool.handle())
+    pool.close()
+    assert "free" not in manager.calls
+    manager.end()
+    bytes_of(mapped)[100] = 1
+    mapped.close()
+    assert gpu.used() == 0
+    assert gpu.misuses == []
+
+
+def test_a_pool_that_nobody_has_can_be_freed_for_another_one(
+    pool: CudaIpcPool, manager: FakeCudaDriver, runner: FakeCudaDriver, gpu: FakeGpu
+) -> None:
+    open_cuda_ipc(runner, pool.handle()).close()
+    pool.free()
+    pool.free()
+    assert manager.leaks() == gpu.misuses == []
+    assert gpu.used() == 0
+
+
 def test_a_dead_managers_pool_stays_with_who_has_it_and_nobody_else_can_open_it(
     pool: CudaIpcPool, manager: FakeCudaDriver, runner: FakeCudaDriver, gpu: FakeGpu
 ) -> None:

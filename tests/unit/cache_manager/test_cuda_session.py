@@ -36,6 +36,7 @@ class Manager:
 
     def __init__(self, runtime_dir: Path, driver: FakeCudaDriver, *flags: str) -> None:
         self.runtime_dir = RuntimeDir(runtime_dir)
+        self._driver = driver
         settings = load_settings(ManagerSettings, ["--pool-size", str(4 * GRANULARITY), *flags])
         self.pool: SharedPool = open_pool(settings, lambda _: driver, lambda *_: None)
         self.policy = CachePolicy(self.pool.size)
@@ -57,6 +58,7 @@ class Manager:
             await server.stop(None)
             self.quarantine.close()
             self.pool.close()
+            self._driver.end()
 
     def die(self) -> None:
         """What runners see first of a manager's death: the end of the hand-over connection."""

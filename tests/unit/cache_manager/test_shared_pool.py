@@ -34,8 +34,11 @@ def gpu() -> Iterator[FakeGpu]:
 
 
 @pytest.fixture
-def driver(gpu: FakeGpu) -> FakeCudaDriver:
-    return FakeCudaDriver(gpu)
+def driver(gpu: FakeGpu) -> Iterator[FakeCudaDriver]:
+    """Of a manager that ends before the test does."""
+    made = FakeCudaDriver(gpu)
+    yield made
+    made.end()
 
 
 def _settings(*flags: str) -> ManagerSettings:
@@ -150,6 +153,7 @@ def test_on_a_gpu_it_is_cuda_ipc_if_the_self_test_passes(driver: FakeCudaDriver,
 def test_where_the_self_test_fails_it_is_cuda_vmm_and_the_log_says_why(driver: FakeCudaDriver, gpu: FakeGpu) -> None:
     with structlog.testing.capture_logs() as logs:
         pool = open_pool(_settings(), lambda _: driver, _fails)
+    assert driver.calls.count("free") == 1
     assert pool.backend == "cuda_vmm"
     assert logs[0]["log_level"] == "warning"
     assert logs[0]["reason"] == "no such thing in this container"
@@ -197,10 +201,13 @@ def test_a_runner_within_reach_changes_nothing(automatic: SharedPool) -> None:
     assert automatic.descriptors() == []
 
 
-def test_for_a_runner_out_of_reach_the_pool_is_made_anew_once(automatic: SharedPool, gpu: FakeGpu) -> None:
+def test_for_a_runner_out_of_reach_the_pool_is_made_anew_once(
+    automatic: SharedPool, driver: FakeCudaDriver, gpu: FakeGpu
+) -> None:
     with structlog.testing.capture_logs() as logs:
         assert automatic.change_for(OUT_OF_SIGHT)
     assert "CUDA IPC does not cross PID namespaces" in logs[0]["reason"]
+    assert driver.calls.count("free") == 1
     assert automatic.backend == "cuda_vmm"
     assert isinstance(automatic.handle_for(OUT_OF_SIGHT), CudaVmmHandle)
     assert len(automatic.descriptors()) == 1
@@ -234,7 +241,6 @@ def test_where_the_pool_cannot_be_made_anew_every_runner_is_told_so(
         assert not automatic.change_for(pid)
         with pytest.raises(ConfigurationError, match=r"^pool_memory: there is no pool any more"):
             automatic.handle_for(pid)
-    driver.end()
 
 
 def test_another_namespace_is_seen_by_its_name_too(automatic: SharedPool, monkeypatch: pytest.MonkeyPatch) -> None:
