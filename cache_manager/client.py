@@ -17,7 +17,7 @@ import grpc
 
 from cache_manager import wire
 from cache_manager.handover import HandoverClient
-from cache_manager.memory.cuda_driver import CudaDriver
+from cache_manager.memory.cuda_driver import CudaDriver, CudaError
 from cache_manager.memory.interface import MappedPool
 from cache_manager.memory.mapping import StaleDescriptors, map_pool
 from cache_manager.prefix_cache import Fingerprint
@@ -99,7 +99,13 @@ class Exchange(Protocol):
         ...
 
     def close(self) -> None:
-        """End the session: its blocks are free at once. No step may be in flight. Idempotent."""
+        """End the session: its blocks are free at once. No step may be in flight. Idempotent.
+
+        Raises:
+            BugError: a view of the memory is in use. The session keeps its blocks, which the view could still write,
+                until this has succeeded or the process has ended.
+            CudaError: the driver failed to unmap. The session keeps its blocks until the process has ended.
+        """
         ...
 
 
@@ -156,6 +162,8 @@ class CacheClient(Exchange):
         self._hello = wire.hello_to_proto(handover.token, runner_id, layout, fingerprint)
         self._handover = handover
         self._manager_gone = threading.Event()
+        self._may_say_goodbye = True
+        """Nothing here can write to the pool once it is closed; not so after a failure of the driver."""
         try:
             self._stream = _Stream(self._target, self._hello, timeout_s)
             threading.Thread(target=self._watch_manager, name="cache-manager-watch", daemon=True).start()
@@ -206,7 +214,10 @@ class CacheClient(Exchange):
         self._stream.close()
         try:
             self._memory.close()
-        finally:
+        except CudaError:
+            self._may_say_goodbye = False
+            raise
+        if self._may_say_goodbye:
             self._handover.close()
 
     def _map(self, descriptors: list[int], cuda: CudaDriver | None) -> MappedPool:

@@ -12,7 +12,8 @@ import pytest
 from cache_manager import client as client_module
 from cache_manager.client import CacheClient, CacheConnectionLost
 from cache_manager.config import ManagerSettings
-from cache_manager.handover import HandoverServer, RunnerConnection
+from cache_manager.handover import HandoverClient, HandoverServer, RunnerConnection
+from cache_manager.memory.cuda_driver import CudaError, CudaStatus
 from cache_manager.quarantine import Quarantine
 from cache_manager.service import CacheService
 from cache_manager.sessions import CachePolicy
@@ -110,6 +111,16 @@ def out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunnerConnection, "__init__", connect_unseen)
 
 
+def _noted(closed: list[HandoverClient], close: Callable[[HandoverClient], None]) -> Callable[[HandoverClient], None]:
+    """Like `close`, but every call is noted."""
+
+    def noted(client: HandoverClient) -> None:
+        closed.append(client)
+        close(client)
+
+    return noted
+
+
 async def _exchange(client: CacheClient, step: int, *operations: object) -> list:
     client.send(step, step - 1, list(operations))
     return await asyncio.to_thread(client.receive, LIMIT_S)
@@ -139,16 +150,38 @@ async def test_a_session_begun_anew_keeps_the_mapping(manager: Manager, runner: 
     client.close()
 
 
-async def test_a_pool_that_is_still_viewed_is_an_error_but_the_session_ends(
-    manager: Manager, runner: FakeCudaDriver
+async def test_blocks_that_a_view_could_still_write_are_not_free(
+    manager: Manager, runner: FakeCudaDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said: list[HandoverClient] = []
+    monkeypatch.setattr(HandoverClient, "close", _noted(said, HandoverClient.close))
     client = await manager.connect(runner)
+    await _exchange(client, 1, opening(1, tokens(1)))
+    free = manager.policy.stats().pool.free_blocks
     view = bytes_of(client.memory)
     with pytest.raises(BugError, match="unbind"):
         client.close()
-    await manager.until(lambda: not manager.policy.sessions())
+    assert said == []
+    assert manager.policy.stats().pool.free_blocks == free
     del view
     client.close()
+    assert len(said) == 1
+    await manager.until(lambda: manager.policy.stats().pool.free_blocks > free)
+    assert not manager.policy.sessions()
+
+
+async def test_a_driver_that_cannot_wait_for_the_device_frees_no_block_until_the_process_ends(
+    manager: Manager, runner: FakeCudaDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[HandoverClient] = []
+    monkeypatch.setattr(HandoverClient, "close", _noted(said, HandoverClient.close))
+    client = await manager.connect(runner)
+    runner.fail_with = {"synchronize": CudaStatus.NOT_PERMITTED}
+    with pytest.raises(CudaError):
+        client.close()
+    client.close()  # as an engine does, whatever became of the first time
+    assert said == []
+    client._handover.close()
 
 
 async def test_a_runner_on_the_cpu_is_refused_and_leaves_nothing(manager: Manager) -> None:
