@@ -2,7 +2,8 @@
 
 `cuMemCreate`, export to a POSIX descriptor, SCM_RIGHTS, `cuMemMap` (CUDA C++ Programming Guide, Virtual Memory
 Management). Descriptors cross PID namespaces, and the memory lives while any process has a descriptor or a mapping of
-it. The pool can grow at its end, since its addresses are reserved beforehand.
+it. The memory can grow at its end, since its addresses are reserved beforehand; the policy does not carve the added
+part into blocks yet.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ class CudaVmmPool:
     outlived_by_device_work = True
 
     def __init__(self, driver: CudaDriver, size: int, max_size: int | None = None) -> None:
-        """Create at least `size` bytes, and reserve addresses to grow up to `max_size` or else all the GPU has.
+        """Create at least `size` bytes, and reserve addresses for `grow` up to `max_size` or else all the GPU has.
 
         Sizes are rounded up to the driver's granularity, 2 MiB on common GPUs.
         """
@@ -59,7 +60,9 @@ class CudaVmmPool:
         return sum(self._chunk_sizes)
 
     def grow(self, num_bytes: int) -> None:
-        """Add at least `num_bytes` at the end. Runners have them from their next hand-over on.
+        """Add at least `num_bytes` at the end. Runners map them from their next hand-over on.
+
+        The policy does not carve them into blocks yet, so the cache manager grows no pool.
 
         Raises:
             ConfigurationError: the device has less memory, or the pool has reached what it may grow to. Nothing was

@@ -150,6 +150,20 @@ async def test_a_session_begun_anew_keeps_the_mapping(manager: Manager, runner: 
     client.close()
 
 
+@pytest.mark.parametrize("manager", ["cuda_vmm"], indirect=True)
+async def test_what_memory_has_grown_by_is_mapped_but_not_carved_into_blocks_yet(
+    manager: Manager, gpu: FakeGpu, runner: FakeCudaDriver
+) -> None:
+    before = await manager.connect(runner)
+    manager.pool._memory.grow(4 * GRANULARITY)
+    after = await manager.connect(FakeCudaDriver(gpu, "late"))
+    assert after.memory.size == before.memory.size + 4 * GRANULARITY
+    assert after.granted.num_blocks == before.granted.num_blocks
+    assert after.memory.size // TINY_LAYOUT.block_bytes > after.granted.num_blocks
+    before.close()
+    after.close()
+
+
 async def test_blocks_that_a_view_could_still_write_are_not_free(
     manager: Manager, runner: FakeCudaDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
