@@ -23,26 +23,28 @@ _TEARDOWN_S = 1.0
 
 
 def tasks(setting: Setting) -> list[Task]:
-    """The section."""
-    first, *others = ["memfd"] if setting.dry_run else ["cuda_ipc", "cuda_vmm"]
-    tasks = [
-        _task("real processes", real_processes, first, 90),
-        _task("deaths", functools.partial(_deaths, count=2 if setting.dry_run else 10), first, 45),
-        _task("owner killed", _owner_killed, first, 30),
-        _task("PID namespaces", _namespaces, first, 25),
+    """The section: the kind of memory that a GPU's pool has by default."""
+    return tasks_over("memfd", num_deaths=2) if setting.dry_run else tasks_over("cuda_ipc", num_deaths=10)
+
+
+def tasks_over(memory: str, num_deaths: int, *, needs_device: bool = False) -> list[Task]:
+    """Everything that is checked of one kind of memory.
+
+    Args:
+        memory: the backend.
+        num_deaths: how many runners are killed while a kernel of theirs writes.
+        needs_device: whether a dry run leaves it out.
+    """
+
+    def task(name: str, run: Callable[..., Iterator[Check]], limit_s: float) -> Task:
+        return Task(f"{memory}: {name}", functools.partial(run, memory=memory), limit_s, needs_device)
+
+    return [
+        task("real processes", real_processes, 75),
+        task("deaths", functools.partial(_deaths, count=num_deaths), 45),
+        task("owner killed", _owner_killed, 30),
+        task("PID namespaces", _namespaces, 25),
     ]
-    for memory in others:
-        tasks += [
-            _task("real processes", real_processes, memory, 75),
-            _task("owner killed", _owner_killed, memory, 30),
-            _task("PID namespaces", _namespaces, memory, 25),
-            _task("deaths", functools.partial(_deaths, count=4), memory, 30),
-        ]
-    return tasks
-
-
-def _task(name: str, run: Callable[..., Iterator[Check]], memory: str, limit_s: float) -> Task:
-    return Task(f"{memory}: {name}", functools.partial(run, memory=memory), limit_s)
 
 
 def _pool_bytes(setting: Setting) -> int:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from bench.gpu_check import __main__ as gpu_check
+from bench.gpu_check import bandwidth, serving, sharing, sharing_vmm
 from bench.gpu_check.report import Report
 from bench.gpu_check.scratch import remove_leftovers, scratch_folder
 from bench.gpu_check.supervise import Section, SectionRun, run_side_by_side
-from bench.gpu_check.task import NEEDS_DEVICE, Check, NotRunError, at_least, at_most
+from bench.gpu_check.task import NEEDS_DEVICE, Check, NotRunError, Setting, at_least, at_most
 from bench.gpu_check.wheels import unpack
 
 MODULE = "tests.unit.bench.gpu_check_section"
@@ -53,6 +54,30 @@ def test_shares_of_a_section_run_side_by_side_and_make_every_check_once(tmp_path
 def test_tasks_for_which_no_time_is_left_are_named(tmp_path: Path) -> None:
     checks = run(Section("odd", MODULE, 60), tmp_path, end_s=0.0)
     assert [(check.name, check.result) for check in checks] == [("odd", "not run")]
+
+
+def test_the_limits_of_all_sections_fit_into_the_budget_and_the_promised_figures_come_early() -> None:
+    names = [section.name for section in gpu_check.SECTIONS]
+    assert names == ["facts", "kernels", "bandwidth", "serve", "ipc", "exchange", "vmm", "extras"]
+    assert sum(section.limit_s for section in gpu_check.SECTIONS) <= gpu_check.BUDGET_S - gpu_check.END_S
+    setting = Setting(dry_run=False, seed=1, end=0.0)
+    tasks = [task.name for task in bandwidth.tasks(setting)]
+    assert tasks[:4] == ["decode, batch 64 x 8k", "paged and contiguous", "prefill of 2048", "prefill of 8192"]
+    assert len(tasks) == 3 + 4 * 3
+    assert serving.tasks(setting)[0].name == "llama-8b"
+    assert [task.name.split(":")[0] for task in sharing.tasks(setting) + sharing_vmm.tasks(setting)] == [
+        *["cuda_ipc"] * 4,
+        *["cuda_vmm"] * 4,
+    ]
+
+
+def test_a_section_has_what_those_before_it_left_over_and_never_what_those_after_it_need() -> None:
+    first, second, third = (Section(name, MODULE, limit_s) for name, limit_s in (("a", 20), ("b", 50), ("c", 30)))
+    assert gpu_check.end_of(first, [second, third], now=0.0, end=100.0) == 20.0
+    assert gpu_check.end_of(second, [third], now=5.0, end=100.0) == 70.0
+    assert gpu_check.end_of(third, [], now=70.0, end=100.0) == 100.0
+    assert gpu_check.end_of(second, [], now=0.0, end=100.0) == 100.0
+    assert gpu_check.end_of(second, [third], now=0.0, end=60.0) == 50.0
 
 
 def test_a_section_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_the_dry_run_passes_and_is_stamped_as_one(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["kind"].startswith("dry run")
     assert report["complete"]
-    sections = ["facts", "kernels", "ipc", "bandwidth", "serve", "exchange", "extras"]
+    sections = ["facts", "kernels", "bandwidth", "serve", "ipc", "exchange", "vmm", "extras"]
     assert list(report["sections"]) == sections
     assert "dry run" in (tmp_path / "report.txt").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt", "report.json", "report.txt"]
