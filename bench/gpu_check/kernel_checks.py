@@ -1,4 +1,7 @@
-"""Every operation of the Triton kernels against float64; in a dry run the same in Triton's interpreter."""
+"""Every operation of `kernels.triton`, also those that are torch's, against float64 or the CPU.
+
+In a dry run the Triton kernels among them run in Triton's interpreter.
+"""
 
 import dataclasses
 import functools

@@ -1,6 +1,7 @@
 """The kernel checks of the GPU check find what they are for: the specification passes, broken kernels do not."""
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,12 @@ import torch
 
 from bench.gpu_check.attention_case import AttentionRun
 from bench.gpu_check.cases import AttentionCase, attention_cases
+from kernels import triton
 from kernels.interface import AttentionBatch, AttentionParams
 from kernels.kv_pool import KvPool
 from kernels.reference.paged_attention import ReferenceAttention
+
+README = Path(__file__).parents[3] / "docs" / "gpu" / "README.md"
 
 # The specification takes lengths from the host, which in a captured graph are bounds.
 CASES = [case for case in attention_cases(dry_run=True) if not case.graph]
@@ -26,6 +30,15 @@ def failures(case: AttentionCase, attention: type[ReferenceAttention] = Referenc
     checks = list(AttentionRun(case, "cpu", random.Random(1)).checks(kernels))
     assert len(checks) == 6
     return {check.name.removeprefix(f"{case.name}: ") for check in checks if check.result != "pass"}
+
+
+def test_the_readme_says_of_every_operation_whether_it_is_a_triton_kernel() -> None:
+    rows = [line.split("|") for line in README.read_text().splitlines() if line.count("|") == 4]
+    for name in triton.__all__:
+        kinds = [row[2] for row in rows if f"`{name}`" in row[1]]
+        assert kinds, name
+        is_ours = getattr(triton, name).__module__.startswith("kernels.triton.")
+        assert any("kernel" in kind for kind in kinds) is is_ours, name
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
