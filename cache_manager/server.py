@@ -28,6 +28,7 @@ from pagekeeper.v1 import admin_pb2_grpc, cache_pb2_grpc
 
 _ADMIN_SERVICE = "pagekeeper.v1.AdminService"
 _CHANNELZ = "grpc.channelz.v1.Channelz"
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOP_GRACE_SECONDS = 0.5
 # A watcher whose machine has vanished is noticed by pings: nothing else would ever end its stream.
 _ADMIN_OPTIONS = [*SERVER_OPTIONS, ("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000)]
@@ -41,9 +42,8 @@ async def serve(settings: ManagerSettings) -> None:
     Raises:
         ConfigurationError: a directory, a port or the memory cannot be had.
     """
-    stopped = asyncio.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
+    for signal_number in _STOP_SIGNALS:
+        signal.signal(signal_number, _end_at_once)
     runtime_dir = RuntimeDir(settings.runtime_dir)
     runtime_dir.prepare()
 
@@ -51,6 +51,9 @@ async def serve(settings: ManagerSettings) -> None:
         stack.enter_context(runtime_dir.lock("cache-manager"))
         pool = open_pool(settings)
         stack.callback(pool.close)
+        stopped = asyncio.Event()
+        for signal_number in _STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
         policy = CachePolicy(pool.size, settings.watermark)
         start_id = secrets.token_hex(8)
         quarantine = Quarantine(policy.settle, settings.settle_s)
@@ -65,6 +68,15 @@ async def serve(settings: ManagerSettings) -> None:
         _log.info("ready", admin_listen=admin_listen, pool_bytes=pool.size, runtime_dir=str(runtime_dir.path))
         await stopped.wait()
         _log.info("stopping")
+
+
+def _end_at_once(*_: object) -> None:
+    """Before anything is served: to take the pool may need a minute, in which the event loop stands still.
+
+    Raises:
+        SystemExit: always, with exit code 0. It also ends the process that tries CUDA IPC.
+    """
+    raise SystemExit
 
 
 @contextlib.asynccontextmanager
