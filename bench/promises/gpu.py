@@ -47,6 +47,13 @@ def compiled(bench: Workbench) -> list[dict[str, Any]]:
     return builds
 
 
+_SET_UPS = [
+    "tests/unit/common/test_cuda_probe.py",
+    "tests/unit/cli/test_device.py",
+    "tests/unit/model_runner/test_choose_device.py",
+    *(f"{_CACHE_MANAGER}/test_{name}.py" for name in ("cuda_ipc", "cuda_pools", "cuda_session", "shared_pool")),
+]
+
 PROMISES = [
     promise("Triton kernels, interpreted, agree with the reference", _KERNELS),
     Promise("every kernel configuration compiles without a spill and within shared memory", kernels_compile),
@@ -55,4 +62,5 @@ PROMISES = [
         "the whole server on interpreted Triton kernels answers as on the reference",
         "tests/integration/test_triton_interpreted.py",
     ),
+    promise("wrong GPU set-ups are named: driver, GPU, PID namespace, pool size, two devices", *_SET_UPS),
 ]
