@@ -37,15 +37,16 @@ def left_behind(server: Server) -> str:
 def beams_equal_transformers(bench: Workbench, width: int) -> Outcome:
     prompts = [bench.reference.encode(text) for text in PROMPTS]
     sampling = Sampling(n=width, max_tokens=_BEAM_TOKENS, beam_search=BeamSearch(width))
+    server = bench.server  # to be started here: it ends with the thread that started it
     with ThreadPoolExecutor(4) as threads:
-        results = list(threads.map(lambda prompt: ask(bench.server, Request(prompt, sampling)), prompts))
+        results = list(threads.map(lambda prompt: ask(server, Request(prompt, sampling)), prompts))
     num_equal, widest = 0, 0.0
     for prompt, result in zip(prompts, results, strict=True):
         expected = bench.reference.search(prompt, width, _BEAM_TOKENS)
         num_equal += answers(result) == [token_ids for token_ids, _ in expected]
         scores = [candidate.score or 0.0 for _, candidate in sorted(result.candidates.items())]
         widest = max(widest, *(abs(ours - theirs) for ours, (_, theirs) in zip(scores, expected, strict=True)))
-    left = left_behind(bench.server)
+    left = left_behind(server)
     return Outcome(
         f"{num_equal} of {len(prompts)} searches equal, scores {widest:.1e} apart at most{left}",
         f"all, < {_SCORE_BOUND:g}",
