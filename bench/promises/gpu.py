@@ -24,17 +24,17 @@ def kernels_compile(bench: Workbench) -> Outcome:
 
 
 def decode_attention_fits(bench: Workbench) -> Outcome:
-    builds = [
-        build
+    figures = [
+        build["figures"]
         for build in compiled(bench)
         if build["capability"] == 90 and build["name"].startswith("decode_attention head_dim=128 bf16")
     ]
-    spills, local = (sum(build[field] for build in builds) for field in ("spills", "local_bytes"))
-    ctas = min((build["ctas"] for build in builds), default=0)
+    spills, local, stack = (sum(figure[name] for figure in figures) for name in ("spills", "local", "stack"))
+    ctas = min((figure["ctas"] for figure in figures), default=0)
     return Outcome(
-        f"{len(builds)} configurations: {spills} spills, {local} bytes of local memory, at least {ctas} CTAs",
+        f"{len(figures)} configurations: {spills} spills, {local + stack} bytes of local memory, at least {ctas} CTAs",
         "0, 0, >= 2",
-        bool(builds) and spills == local == 0 and ctas >= 2,
+        bool(figures) and spills == local == stack == 0 and ctas >= 2,
     )
 
 
