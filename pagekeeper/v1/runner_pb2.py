@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pagekeeper.v1 import types_pb2 as pagekeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apagekeeper/v1/runner.proto\x12\rpagekeeper.v1\x1a\x19pagekeeper/v1/types.proto\"\xb2\x05\n\x10ResolvedSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x16\n\ttypical_p\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x0c \x03(\x0b\x32..pagekeeper.v1.ResolvedSampling.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\r \x03(\r\x12@\n\tbad_words\x18\x0e \x03(\x0b\x32-.pagekeeper.v1.ResolvedSampling.TokenSequence\x12\x12\n\nmin_tokens\x18\x0f \x01(\r\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x03\x88\x01\x01\x12.\n\x0b\x62\x65\x61m_search\x18\x12 \x01(\x0b\x32\x19.pagekeeper.v1.BeamSearch\x1a\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x9b\x02\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x33\n\ncandidates\x18\x06 \x03(\x0b\x32\x1f.pagekeeper.v1.Submit.Candidate\x12\x31\n\x08sampling\x18\x07 \x01(\x0b\x32\x1f.pagekeeper.v1.ResolvedSampling\x12\x10\n\x08priority\x18\x08 \x01(\x05\x1a\x37\n\tCandidate\x12\r\n\x05index\x18\x01 \x01(\r\x12\x1b\n\x13generated_token_ids\x18\x02 \x03(\r\"-\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x12\n\ncandidates\x18\x02 \x03(\r\"\x15\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\"\x90\x01\n\x0cServeRequest\x12\'\n\x06submit\x18\x01 \x01(\x0b\x32\x15.pagekeeper.v1.SubmitH\x00\x12\'\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x15.pagekeeper.v1.CancelH\x00\x12#\n\x04ping\x18\x03 \x01(\x0b\x32\x13.pagekeeper.v1.PingH\x00\x42\t\n\x07message\"s\n\x0bRunnerHello\x12\x11\n\trunner_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1a\n\x12max_context_length\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\"\xbb\x01\n\x07Refusal\x12)\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1b.pagekeeper.v1.Refusal.Code\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08\x65rror_id\x18\x04 \x01(\t\"T\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43ODE_INVALID\x10\x01\x12\x11\n\rCODE_DRAINING\x10\x02\x12\x11\n\rCODE_INTERNAL\x10\x03\"\xba\x02\n\x0eSequenceOutput\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tcandidate\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x32\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1b.pagekeeper.v1.FinishReason\x12#\n\x05usage\x18\x07 \x01(\x0b\x32\x14.pagekeeper.v1.Usage\x12\'\n\x07refusal\x18\x08 \x01(\x0b\x32\x16.pagekeeper.v1.Refusal\x12.\n\x08logprobs\x18\t \x03(\x0b\x32\x1c.pagekeeper.v1.TokenLogprobs\x12\x12\n\x05score\x18\n \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score\"`\n\x0cPromptOutput\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12.\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1c.pagekeeper.v1.TokenLogprobs\"\x87\x01\n\nBeamOutput\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12-\n\x05\x62\x65\x61ms\x18\x03 \x03(\x0b\x32\x1e.pagekeeper.v1.BeamOutput.Beam\x1a(\n\x04\x42\x65\x61m\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05score\x18\x02 \x01(\x01\"\xa2\x01\n\nStepOutput\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12.\n\x07outputs\x18\x02 \x03(\x0b\x32\x1d.pagekeeper.v1.SequenceOutput\x12,\n\x07prompts\x18\x03 \x03(\x0b\x32\x1b.pagekeeper.v1.PromptOutput\x12(\n\x05\x62\x65\x61ms\x18\x04 \x03(\x0b\x32\x19.pagekeeper.v1.BeamOutput\"\xc3\x02\n\x0c\x45ngineReport\x12\x30\n\x05state\x18\x01 \x01(\x0e\x32!.pagekeeper.v1.EngineReport.State\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x15\n\rlimit_seconds\x18\x04 \x01(\x01\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x14\n\x0cstep_seconds\x18\x07 \x01(\x01\x12\x1c\n\x14manager_wait_seconds\x18\x08 \x01(\x01\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\"`\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_IDLE\x10\x01\x12\x11\n\rSTATE_IN_STEP\x10\x02\x12\x1d\n\x19STATE_WAITING_FOR_MANAGER\x10\x03\"B\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12+\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1b.pagekeeper.v1.EngineReport\"\x97\x01\n\rServeResponse\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.pagekeeper.v1.RunnerHelloH\x00\x12)\n\x04step\x18\x02 \x01(\x0b\x32\x19.pagekeeper.v1.StepOutputH\x00\x12#\n\x04pong\x18\x03 \x01(\x0b\x32\x13.pagekeeper.v1.PongH\x00\x42\t\n\x07message2W\n\rRunnerService\x12\x46\n\x05Serve\x12\x1b.pagekeeper.v1.ServeRequest\x1a\x1c.pagekeeper.v1.ServeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apagekeeper/v1/runner.proto\x12\rpagekeeper.v1\x1a\x19pagekeeper/v1/types.proto\"\xb2\x05\n\x10ResolvedSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x16\n\ttypical_p\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x0c \x03(\x0b\x32..pagekeeper.v1.ResolvedSampling.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\r \x03(\r\x12@\n\tbad_words\x18\x0e \x03(\x0b\x32-.pagekeeper.v1.ResolvedSampling.TokenSequence\x12\x12\n\nmin_tokens\x18\x0f \x01(\r\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x03\x88\x01\x01\x12.\n\x0b\x62\x65\x61m_search\x18\x12 \x01(\x0b\x32\x19.pagekeeper.v1.BeamSearch\x1a\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x9b\x02\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x33\n\ncandidates\x18\x06 \x03(\x0b\x32\x1f.pagekeeper.v1.Submit.Candidate\x12\x31\n\x08sampling\x18\x07 \x01(\x0b\x32\x1f.pagekeeper.v1.ResolvedSampling\x12\x10\n\x08priority\x18\x08 \x01(\x05\x1a\x37\n\tCandidate\x12\r\n\x05index\x18\x01 \x01(\r\x12\x1b\n\x13generated_token_ids\x18\x02 \x03(\r\"-\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x12\n\ncandidates\x18\x02 \x03(\r\"\x15\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\"\x90\x01\n\x0cServeRequest\x12\'\n\x06submit\x18\x01 \x01(\x0b\x32\x15.pagekeeper.v1.SubmitH\x00\x12\'\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x15.pagekeeper.v1.CancelH\x00\x12#\n\x04ping\x18\x03 \x01(\x0b\x32\x13.pagekeeper.v1.PingH\x00\x42\t\n\x07message\"\xa7\x01\n\x0bRunnerHello\x12\x11\n\trunner_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1a\n\x12max_context_length\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12!\n\x04role\x18\x06 \x01(\x0e\x32\x13.pagekeeper.v1.Role\x12\x0f\n\x07standby\x18\x07 \x01(\x08\"\n\n\x08\x44raining\"\xbb\x01\n\x07Refusal\x12)\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1b.pagekeeper.v1.Refusal.Code\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08\x65rror_id\x18\x04 \x01(\t\"T\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43ODE_INVALID\x10\x01\x12\x11\n\rCODE_DRAINING\x10\x02\x12\x11\n\rCODE_INTERNAL\x10\x03\"\xba\x02\n\x0eSequenceOutput\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tcandidate\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x32\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1b.pagekeeper.v1.FinishReason\x12#\n\x05usage\x18\x07 \x01(\x0b\x32\x14.pagekeeper.v1.Usage\x12\'\n\x07refusal\x18\x08 \x01(\x0b\x32\x16.pagekeeper.v1.Refusal\x12.\n\x08logprobs\x18\t \x03(\x0b\x32\x1c.pagekeeper.v1.TokenLogprobs\x12\x12\n\x05score\x18\n \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score\"`\n\x0cPromptOutput\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12.\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1c.pagekeeper.v1.TokenLogprobs\"\x87\x01\n\nBeamOutput\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12-\n\x05\x62\x65\x61ms\x18\x03 \x03(\x0b\x32\x1e.pagekeeper.v1.BeamOutput.Beam\x1a(\n\x04\x42\x65\x61m\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05score\x18\x02 \x01(\x01\"\xa2\x01\n\nStepOutput\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12.\n\x07outputs\x18\x02 \x03(\x0b\x32\x1d.pagekeeper.v1.SequenceOutput\x12,\n\x07prompts\x18\x03 \x03(\x0b\x32\x1b.pagekeeper.v1.PromptOutput\x12(\n\x05\x62\x65\x61ms\x18\x04 \x03(\x0b\x32\x19.pagekeeper.v1.BeamOutput\"\xc3\x02\n\x0c\x45ngineReport\x12\x30\n\x05state\x18\x01 \x01(\x0e\x32!.pagekeeper.v1.EngineReport.State\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x15\n\rlimit_seconds\x18\x04 \x01(\x01\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x14\n\x0cstep_seconds\x18\x07 \x01(\x01\x12\x1c\n\x14manager_wait_seconds\x18\x08 \x01(\x01\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\"`\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_IDLE\x10\x01\x12\x11\n\rSTATE_IN_STEP\x10\x02\x12\x1d\n\x19STATE_WAITING_FOR_MANAGER\x10\x03\"B\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12+\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1b.pagekeeper.v1.EngineReport\"\xc4\x01\n\rServeResponse\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.pagekeeper.v1.RunnerHelloH\x00\x12)\n\x04step\x18\x02 \x01(\x0b\x32\x19.pagekeeper.v1.StepOutputH\x00\x12#\n\x04pong\x18\x03 \x01(\x0b\x32\x13.pagekeeper.v1.PongH\x00\x12+\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x17.pagekeeper.v1.DrainingH\x00\x42\t\n\x07message\"\x0f\n\rRetireRequest\"\x10\n\x0eRetireResponse*N\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_BOTH\x10\x01\x12\x10\n\x0cROLE_PREFILL\x10\x02\x12\x0f\n\x0bROLE_DECODE\x10\x03\x32\x9e\x01\n\rRunnerService\x12\x46\n\x05Serve\x12\x1b.pagekeeper.v1.ServeRequest\x1a\x1c.pagekeeper.v1.ServeResponse(\x01\x30\x01\x12\x45\n\x06Retire\x12\x1c.pagekeeper.v1.RetireRequest\x1a\x1d.pagekeeper.v1.RetireResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESOLVEDSAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_RESOLVEDSAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_ROLE']._serialized_start=2986
+  _globals['_ROLE']._serialized_end=3064
   _globals['_RESOLVEDSAMPLING']._serialized_start=73
   _globals['_RESOLVEDSAMPLING']._serialized_end=763
   _globals['_RESOLVEDSAMPLING_TOKENSEQUENCE']._serialized_start=609
@@ -50,30 +52,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PING']._serialized_end=1119
   _globals['_SERVEREQUEST']._serialized_start=1122
   _globals['_SERVEREQUEST']._serialized_end=1266
-  _globals['_RUNNERHELLO']._serialized_start=1268
-  _globals['_RUNNERHELLO']._serialized_end=1383
-  _globals['_REFUSAL']._serialized_start=1386
-  _globals['_REFUSAL']._serialized_end=1573
-  _globals['_REFUSAL_CODE']._serialized_start=1489
-  _globals['_REFUSAL_CODE']._serialized_end=1573
-  _globals['_SEQUENCEOUTPUT']._serialized_start=1576
-  _globals['_SEQUENCEOUTPUT']._serialized_end=1890
-  _globals['_PROMPTOUTPUT']._serialized_start=1892
-  _globals['_PROMPTOUTPUT']._serialized_end=1988
-  _globals['_BEAMOUTPUT']._serialized_start=1991
-  _globals['_BEAMOUTPUT']._serialized_end=2126
-  _globals['_BEAMOUTPUT_BEAM']._serialized_start=2086
-  _globals['_BEAMOUTPUT_BEAM']._serialized_end=2126
-  _globals['_STEPOUTPUT']._serialized_start=2129
-  _globals['_STEPOUTPUT']._serialized_end=2291
-  _globals['_ENGINEREPORT']._serialized_start=2294
-  _globals['_ENGINEREPORT']._serialized_end=2617
-  _globals['_ENGINEREPORT_STATE']._serialized_start=2521
-  _globals['_ENGINEREPORT_STATE']._serialized_end=2617
-  _globals['_PONG']._serialized_start=2619
-  _globals['_PONG']._serialized_end=2685
-  _globals['_SERVERESPONSE']._serialized_start=2688
-  _globals['_SERVERESPONSE']._serialized_end=2839
-  _globals['_RUNNERSERVICE']._serialized_start=2841
-  _globals['_RUNNERSERVICE']._serialized_end=2928
+  _globals['_RUNNERHELLO']._serialized_start=1269
+  _globals['_RUNNERHELLO']._serialized_end=1436
+  _globals['_DRAINING']._serialized_start=1438
+  _globals['_DRAINING']._serialized_end=1448
+  _globals['_REFUSAL']._serialized_start=1451
+  _globals['_REFUSAL']._serialized_end=1638
+  _globals['_REFUSAL_CODE']._serialized_start=1554
+  _globals['_REFUSAL_CODE']._serialized_end=1638
+  _globals['_SEQUENCEOUTPUT']._serialized_start=1641
+  _globals['_SEQUENCEOUTPUT']._serialized_end=1955
+  _globals['_PROMPTOUTPUT']._serialized_start=1957
+  _globals['_PROMPTOUTPUT']._serialized_end=2053
+  _globals['_BEAMOUTPUT']._serialized_start=2056
+  _globals['_BEAMOUTPUT']._serialized_end=2191
+  _globals['_BEAMOUTPUT_BEAM']._serialized_start=2151
+  _globals['_BEAMOUTPUT_BEAM']._serialized_end=2191
+  _globals['_STEPOUTPUT']._serialized_start=2194
+  _globals['_STEPOUTPUT']._serialized_end=2356
+  _globals['_ENGINEREPORT']._serialized_start=2359
+  _globals['_ENGINEREPORT']._serialized_end=2682
+  _globals['_ENGINEREPORT_STATE']._serialized_start=2586
+  _globals['_ENGINEREPORT_STATE']._serialized_end=2682
+  _globals['_PONG']._serialized_start=2684
+  _globals['_PONG']._serialized_end=2750
+  _globals['_SERVERESPONSE']._serialized_start=2753
+  _globals['_SERVERESPONSE']._serialized_end=2949
+  _globals['_RETIREREQUEST']._serialized_start=2951
+  _globals['_RETIREREQUEST']._serialized_end=2966
+  _globals['_RETIRERESPONSE']._serialized_start=2968
+  _globals['_RETIRERESPONSE']._serialized_end=2984
+  _globals['_RUNNERSERVICE']._serialized_start=3067
+  _globals['_RUNNERSERVICE']._serialized_end=3225
 # @@protoc_insertion_point(module_scope)

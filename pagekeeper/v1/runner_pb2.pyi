@@ -20,6 +20,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Role:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROLE_UNSPECIFIED: _Role.ValueType  # 0
+    ROLE_BOTH: _Role.ValueType  # 1
+    ROLE_PREFILL: _Role.ValueType  # 2
+    """The prompt and the first token."""
+    ROLE_DECODE: _Role.ValueType  # 3
+    """Everything after the first token."""
+
+class Role(_Role, metaclass=_RoleEnumTypeWrapper):
+    """Which part of an answer a runner is meant for. Any runner can serve any part, and does if no other is there."""
+
+ROLE_UNSPECIFIED: Role.ValueType  # 0
+ROLE_BOTH: Role.ValueType  # 1
+ROLE_PREFILL: Role.ValueType  # 2
+"""The prompt and the first token."""
+ROLE_DECODE: Role.ValueType  # 3
+"""Everything after the first token."""
+Global___Role: _TypeAlias = Role  # noqa: Y015
+
 @_typing.final
 class ResolvedSampling(_message.Message):
     """SamplingParams with every default filled in by the gateway. A field that is not set or empty is off. They are applied in
@@ -329,12 +353,17 @@ class RunnerHello(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
     runner_id: _builtins.str
     model: _builtins.str
     vocab_size: _builtins.int
     max_context_length: _builtins.int
     """Most tokens of prompt and answer together: the model's limit, or what the pool can hold if that is less."""
     block_size: _builtins.int
+    role: Global___Role.ValueType
+    standby: _builtins.bool
+    """Only for when no other runner is ready."""
     def __init__(
         self,
         *,
@@ -343,14 +372,33 @@ class RunnerHello(_message.Message):
         vocab_size: _builtins.int = ...,
         max_context_length: _builtins.int = ...,
         block_size: _builtins.int = ...,
+        role: Global___Role.ValueType = ...,
+        standby: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "max_context_length", b"max_context_length", "model", b"model", "runner_id", b"runner_id", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "max_context_length", b"max_context_length", "model", b"model", "role", b"role", "runner_id", b"runner_id", "standby", b"standby", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunnerHello: _TypeAlias = RunnerHello  # noqa: Y015
+
+@_typing.final
+class Draining(_message.Message):
+    """The runner takes no more requests. Live ones may go on at another runner; those that stay here end within the grace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draining: _TypeAlias = Draining  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):
@@ -684,25 +732,59 @@ class ServeResponse(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RunnerHello: ...
     @_builtins.property
     def step(self) -> Global___StepOutput: ...
     @_builtins.property
     def pong(self) -> Global___Pong: ...
+    @_builtins.property
+    def draining(self) -> Global___Draining: ...
     def __init__(
         self,
         *,
         hello: Global___RunnerHello | None = ...,
         step: Global___StepOutput | None = ...,
         pong: Global___Pong | None = ...,
+        draining: Global___Draining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "pong", b"pong", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "pong", b"pong", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "pong", b"pong", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "pong", b"pong", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "step", "pong"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "step", "pong", "draining"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___ServeResponse: _TypeAlias = ServeResponse  # noqa: Y015
+
+@_typing.final
+class RetireRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetireRequest: _TypeAlias = RetireRequest  # noqa: Y015
+
+@_typing.final
+class RetireResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetireResponse: _TypeAlias = RetireResponse  # noqa: Y015

@@ -40,6 +40,11 @@ class RunnerServiceStub:
                 request_serializer=pagekeeper_dot_v1_dot_runner__pb2.ServeRequest.SerializeToString,
                 response_deserializer=pagekeeper_dot_v1_dot_runner__pb2.ServeResponse.FromString,
                 _registered_method=True)
+        self.Retire = channel.unary_unary(
+                '/pagekeeper.v1.RunnerService/Retire',
+                request_serializer=pagekeeper_dot_v1_dot_runner__pb2.RetireRequest.SerializeToString,
+                response_deserializer=pagekeeper_dot_v1_dot_runner__pb2.RetireResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerServiceServicer:
@@ -52,6 +57,13 @@ class RunnerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Retire(self, request, context):
+        """A successor is ready: end every stream now, so that gateways submit elsewhere, and exit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunnerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +71,11 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.Serve,
                     request_deserializer=pagekeeper_dot_v1_dot_runner__pb2.ServeRequest.FromString,
                     response_serializer=pagekeeper_dot_v1_dot_runner__pb2.ServeResponse.SerializeToString,
+            ),
+            'Retire': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retire,
+                    request_deserializer=pagekeeper_dot_v1_dot_runner__pb2.RetireRequest.FromString,
+                    response_serializer=pagekeeper_dot_v1_dot_runner__pb2.RetireResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +106,33 @@ class RunnerService:
             '/pagekeeper.v1.RunnerService/Serve',
             pagekeeper_dot_v1_dot_runner__pb2.ServeRequest.SerializeToString,
             pagekeeper_dot_v1_dot_runner__pb2.ServeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retire(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagekeeper.v1.RunnerService/Retire',
+            pagekeeper_dot_v1_dot_runner__pb2.RetireRequest.SerializeToString,
+            pagekeeper_dot_v1_dot_runner__pb2.RetireResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,8 @@ class RunnerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RunnerServiceAsyncStub: ...
     Serve: _grpc.StreamStreamMultiCallable[_runner_pb2.ServeRequest, _runner_pb2.ServeResponse]
+    Retire: _grpc.UnaryUnaryMultiCallable[_runner_pb2.RetireRequest, _runner_pb2.RetireResponse]
+    """A successor is ready: end every stream now, so that gateways submit elsewhere, and exit."""
 
 @_typing.type_check_only
 class RunnerServiceAsyncStub(RunnerServiceStub):
@@ -41,6 +43,8 @@ class RunnerServiceAsyncStub(RunnerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Serve: _aio.StreamStreamMultiCallable[_runner_pb2.ServeRequest, _runner_pb2.ServeResponse]  # type: ignore[assignment]
+    Retire: _aio.UnaryUnaryMultiCallable[_runner_pb2.RetireRequest, _runner_pb2.RetireResponse]  # type: ignore[assignment]
+    """A successor is ready: end every stream now, so that gateways submit elsewhere, and exit."""
 
 class RunnerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Gateway to runner. One stream per gateway carries all its client streams; its end cancels its sequences."""
@@ -51,5 +55,13 @@ class RunnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_runner_pb2.ServeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_runner_pb2.ServeResponse], _abc.AsyncIterator[_runner_pb2.ServeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Retire(
+        self,
+        request: _runner_pb2.RetireRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runner_pb2.RetireResponse, _abc.Awaitable[_runner_pb2.RetireResponse]]:
+        """A successor is ready: end every stream now, so that gateways submit elsewhere, and exit."""
 
 def add_RunnerServiceServicer_to_server(servicer: RunnerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
