@@ -14,7 +14,7 @@ _PASSES = """
 import sys
 from importlib import metadata
 if sys.argv[1] == "wheel":
-    metadata.Distribution.read_text = lambda self, name: '{"archive_info": {}}'
+    metadata.PathDistribution.read_text = lambda self, name: '{"archive_info": {}}'
 from pagekeeper.common.failpoints import failpoint
 for number in range(1, 5):
     print(number, flush=True)
