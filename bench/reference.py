@@ -1,6 +1,8 @@
 """The same weights in transformers, float32: what the right answer is, and how clear a choice was."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -24,6 +26,17 @@ class Parting:
     def is_near_tie(self) -> bool:
         """The choice was not clear, so neither answer is wrong."""
         return self.gap < NEAR_TIE
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """A search's many small operations: a second thread makes each of them wait, and a busy machine makes that worse."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 class Reference:
@@ -75,7 +88,7 @@ class Reference:
 
     def search(self, prompt: list[int], width: int, num_tokens: int) -> list[tuple[list[int], float]]:
         """The answers of a beam search and their scores, best first; without end-of-sequence tokens."""
-        with torch.inference_mode():
+        with torch.inference_mode(), _one_thread():
             out = self._model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
