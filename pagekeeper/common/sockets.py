@@ -4,13 +4,17 @@ import contextlib
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from pagekeeper.common.errors import ConfigurationError
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _MAX_SOCKET_PATH_BYTES = 100
+_LOCK_POLL_SECONDS = 0.01
+_LOCK_GLANCE_SECONDS = 0.2
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -56,20 +60,51 @@ class RuntimeDir:
         return sorted(self.path.glob("runner-*.sock"))
 
     @contextlib.contextmanager
-    def lock(self, name: str) -> Iterator[None]:
+    def lock(self, name: str, wait_s: float = 0.0) -> Iterator[None]:
         """Be the only process called `name` here.
 
         The kernel drops the lock when its holder dies, so a socket found under it is a dead process's.
 
+        Args:
+            name: of the process.
+            wait_s: how long to wait for the one that holds it, in seconds.
+
         Raises:
             ConfigurationError: another process holds it.
         """
-        with (self.path / f"{name}.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ConfigurationError(f"runtime_dir: another {name} serves {self.path}") from error
+        with self._lock_file(name) as file:
+            if not _lock_within(file, wait_s):
+                raise ConfigurationError(f"runtime_dir: another {name} serves {self.path}")
             yield
+
+    @contextlib.contextmanager
+    def succession(self, name: str) -> Iterator[None]:
+        """Be the only one who is about to take over from the process called `name`; held until its lock is.
+
+        Raises:
+            ConfigurationError: another process is.
+        """
+        with self._succession_file(name) as file:
+            if not _lock_within(file, 0.0):
+                raise ConfigurationError(f"replace: another process takes over from {name} just now")
+            yield
+
+    def wait_until_free(self, name: str) -> None:
+        """Block until no process is called `name` here, and none is about to take over from one that was."""
+        while True:
+            with self._lock_file(name) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                with self._succession_file(name) as successor:
+                    if _try_lock(successor):
+                        return
+            with self._succession_file(name) as successor:
+                fcntl.flock(successor, fcntl.LOCK_EX)
+
+    def _lock_file(self, name: str) -> TextIO:
+        return (self.path / f"{name}.lock").open("w")
+
+    def _succession_file(self, name: str) -> TextIO:
+        return self._lock_file(f"{name}.next")
 
     def prepare(self) -> None:
         """Create the directory, mode 0700, or check the one that is there.
@@ -93,3 +128,21 @@ class RuntimeDir:
 def unix_target(path: Path) -> str:
     """The gRPC target (or address to listen on) of a Unix socket."""
     return f"unix:{path}"
+
+
+def _lock_within(file: TextIO, seconds: float) -> bool:
+    """Whether the lock could be had. It waits a moment in any case: `wait_until_free` holds one to look at it."""
+    deadline = time.monotonic() + max(seconds, _LOCK_GLANCE_SECONDS)
+    while not _try_lock(file):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOCK_POLL_SECONDS)
+    return True
+
+
+def _try_lock(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
