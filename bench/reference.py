@@ -30,7 +30,7 @@ class Parting:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """A search's many small operations: a second thread makes each of them wait, and a busy machine makes that worse."""
+    """For many small operations, in which two threads mostly wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
