@@ -112,6 +112,27 @@ def candidates_are_their_own(bench: Workbench) -> Outcome:
     )
 
 
+def unchanged_by_preemption(bench: Workbench) -> Outcome:
+    prompts = [bench.reference.encode(text) for text in PROMPTS[:8]]
+    requests = [
+        Request(prompt, Sampling(n=4, beam_search=BeamSearch(4), max_tokens=_BEAM_TOKENS))
+        if index % 2
+        else Request(prompt, Sampling(n=4, seed=index, temperature=0.8, max_tokens=_BEAM_TOKENS, ignore_eos=True))
+        for index, prompt in enumerate(prompts)
+    ]
+    roomy = [answers(ask(bench.server, request)) for request in requests]
+    with bench.start("--pool-size", "20MB") as server:
+        results = ask_all(server, requests)
+        left = left_behind(server)
+    equal = [ours == answers(theirs) for ours, theirs in zip(roomy, results, strict=True)]
+    recomputed = sum(result.usage.recomputed_tokens for result in results if result.usage)
+    return Outcome(
+        f"{sum(equal)} of {len(requests)} requests equal, {recomputed} tokens computed again{left}",
+        "all, > 0",
+        all(equal) and recomputed > 0 and not left,
+    )
+
+
 def as_much_is_saved_as_published(_: Workbench, ranges: list[Published]) -> Outcome:
     rows = [[measure(published, width) for width in published.saved] for published in ranges]
     saved = ", ".join(f"{row[0].dataset} {' and '.join(f'{each.saved:.1%}' for each in row)}" for row in rows)
@@ -136,6 +157,7 @@ PROMISES = [
         partial(prompt_is_shared, num_prompt=509, copies=7),
     ),
     Promise("seeded candidates differ, come again, and are unchanged by 31 others", candidates_are_their_own),
+    Promise("candidates and beams are unchanged by preemption in a tiny pool", unchanged_by_preemption),
     Promise(
         "2 and 6 candidates save as many blocks as in the PagedAttention paper (length traces)",
         partial(as_much_is_saved_as_published, ranges=[each for each in PUBLISHED if not each.as_beams]),
