@@ -42,6 +42,19 @@ class ResolvedRequest:
         return beam_search.width if beam_search else self.sampling.n
 
 
+@dataclass(frozen=True)
+class CacheUse:
+    """What an attempt reports of one candidate.
+
+    Attributes:
+        cached_tokens: of the prompt, found in the cache.
+        recomputed_tokens: whose KV had been computed before and was computed again.
+    """
+
+    cached_tokens: int
+    recomputed_tokens: int
+
+
 class Generation:
     """The answer so far, and which attempt may add to it.
 
@@ -54,7 +67,7 @@ class Generation:
             another runner needs to go on.
         stream: where they wait for the client; a candidate that is not open there has ended.
         number: names the request on the runners' streams.
-        attempt: rises with every submission; what an older attempt still sends is void.
+        attempt: rises with every submission to a runner; what an older attempt still sends is void.
         losses_in_a_row: runners lost since the last new token.
         needs_prompt_logprobs: they were asked for and have not come.
         cached_tokens: of the earliest attempt that reported it.
@@ -71,6 +84,20 @@ class Generation:
         self.needs_prompt_logprobs = request.sampling.prompt_logprobs is not None and not request.is_resumed
         self.cached_tokens: int | None = None
         self.recomputed_tokens: dict[tuple[int, int], int] = {}
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether no token of what is still to be done is there. A search always has all its work in one piece."""
+        return self.request.sampling.beam_search is None and not any(
+            self.token_ids[index] for index in self.stream.open
+        )
+
+    @property
+    def shortest_attempt(self) -> int:
+        """How long an answer a runner must have room for to be of any use: one token more; a search all of it."""
+        if self.request.sampling.beam_search is not None:
+            return self.request.max_tokens
+        return 1 + max((len(self.token_ids[index]) for index in self.stream.open), default=0)
 
     def accept(self, position: int, tokens: Tokens) -> None:
         """Take tokens of the current attempt, the first at `position` of their candidate's answer.
@@ -119,11 +146,11 @@ class Generation:
         if not self.stream.has_ended:
             self.stream.push_beams(beams)
 
-    def count(self, candidate: int, cached_tokens: int, recomputed_tokens: int) -> None:
-        """Take what the current attempt reports about its use of the cache."""
+    def count(self, candidate: int, use: CacheUse) -> None:
+        """Take what the current attempt reports."""
         if self.cached_tokens is None:
-            self.cached_tokens = cached_tokens
-        self.recomputed_tokens[self.attempt, candidate] = recomputed_tokens
+            self.cached_tokens = use.cached_tokens
+        self.recomputed_tokens[self.attempt, candidate] = use.recomputed_tokens
 
     def end_resumed(self, candidate: int, finish_reason: FinishReason) -> None:
         """The tokens that the client has of a candidate are its whole answer."""

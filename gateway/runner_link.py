@@ -1,27 +1,23 @@
 """One stream to one runner, from the first try to connect until the runner is lost."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import grpc
 import structlog
 
 from gateway.generation import Generation
-from gateway.submission import to_submit
+from gateway.liveness import PING_INTERVAL_S, Liveness, has_manager, is_hung
+from gateway.router import Router
+from gateway.runner_wire import from_hello, to_beams, to_cache_use, to_error, to_submit, to_tokens
 from pagekeeper.common.errors import BugError
+from pagekeeper.common.failpoints import failpoint
 from pagekeeper.common.sockets import CHANNEL_OPTIONS
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
 
-_PING_INTERVAL_S = 0.5
-# No Pong for 2 s. Pings are counted, not seconds, so that a gateway which itself was held up blames nobody.
-_MAX_UNANSWERED_PINGS = 4
-_MAX_MANAGER_WAIT_S = 2.0
 # Each link tries for itself; gRPC would let it wait out the failures of the one before.
 _OPTIONS = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-
-Output: TypeAlias = runner_pb2.SequenceOutput | runner_pb2.PromptOutput | runner_pb2.BeamOutput
-"""What a runner says of one request's newest or older attempt."""
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[runner_pb2.ServeRequest, runner_pb2.ServeResponse]"
 
@@ -29,66 +25,34 @@ log = structlog.get_logger()
 
 
 class RunnerLink:
-    """Carries generations to one runner and its outputs back.
+    """Carries the router's word to one runner, and tells the router what the runner does.
 
     Args:
         target: the runner's address.
-        on_ready: called once, when the runner has introduced itself and its engine is seen to be alive.
-        on_output: called with every output, of whatever attempt and kind.
+        router: gets this link when the runner is ready; whoever runs the link tells it the end.
+        on_ready: called once, after the router.
 
     Attributes:
-        generations: those submitted here and not ended yet, by number.
-        is_draining: the runner takes no more requests.
+        was_ready: the runner has introduced itself, and its engine was seen to be alive.
     """
 
-    def __init__(
-        self,
-        target: str,
-        on_ready: Callable[[runner_pb2.RunnerHello], None],
-        on_output: Callable[["RunnerLink", Output], None],
-    ) -> None:
+    def __init__(self, target: str, router: Router, on_ready: Callable[[], None]) -> None:
         self._target = target
+        self._router = router
         self._on_ready = on_ready
-        self._on_output = on_output
         self._outbox: asyncio.Queue[runner_pb2.ServeRequest] = asyncio.Queue()
         self._hello: runner_pb2.RunnerHello | None = None
-        self._engine: runner_pb2.EngineReport | None = None
-        self._unanswered_pings = 0
-        self.generations: dict[int, Generation] = {}
-        self.is_draining = False
+        self._liveness = Liveness()
+        self.was_ready = False
 
-    @property
-    def was_ready(self) -> bool:
-        """Whether the runner ever became ready: it introduced itself, and its engine was seen to be alive."""
-        return self._engine is not None
+    def submit(self, generation: Generation, max_tokens: int) -> None:
+        """Send the current attempt of a generation; raises if no message can hold it."""
+        self._outbox.put_nowait(runner_pb2.ServeRequest(submit=to_submit(generation, max_tokens)))
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests may be submitted. A runner without its cache manager takes them, and serves them later."""
-        return self.was_ready and not self.is_draining
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether a request submitted now would be answered now."""
-        return self.is_ready and self._engine is not None and not _misses_manager(self._engine)
-
-    def submit(self, generation: Generation) -> None:
-        """Begin a new attempt of this generation here; nothing has changed if it cannot be put into a message."""
-        submit = to_submit(generation, generation.attempt + 1)
-        generation.attempt = submit.attempt
-        self.generations[generation.number] = generation
-        self._outbox.put_nowait(runner_pb2.ServeRequest(submit=submit))
-
-    def cancel_candidate(self, number: int, candidate: int) -> None:
-        """Stop one candidate of a generation if that is here."""
-        if number in self.generations:
-            cancel = runner_pb2.Cancel(request=number, candidates=[candidate])
-            self._outbox.put_nowait(runner_pb2.ServeRequest(cancel=cancel))
-
-    def cancel(self, number: int) -> None:
-        """Stop a generation if it is here."""
-        if self.generations.pop(number, None) is not None:
-            self._outbox.put_nowait(runner_pb2.ServeRequest(cancel=runner_pb2.Cancel(request=number)))
+    def cancel(self, number: int, candidates: Sequence[int] = ()) -> None:
+        """Tell the runner to stop a request, or only these candidates of it."""
+        cancel = runner_pb2.Cancel(request=number, candidates=candidates)
+        self._outbox.put_nowait(runner_pb2.ServeRequest(cancel=cancel))
 
     async def run(self) -> str:
         """Serve until the runner is lost; returns how."""
@@ -113,7 +77,7 @@ class RunnerLink:
     async def _read(self, call: "_Call") -> str:
         try:
             async for response in call:
-                if response.HasField("pong") and _is_hung(response.pong.engine):
+                if response.HasField("pong") and is_hung(response.pong.engine):
                     return f"step {response.pong.engine.step} hangs"
                 self._take(response)
         except grpc.aio.AioRpcError as error:
@@ -126,41 +90,46 @@ class RunnerLink:
     def _take(self, response: runner_pb2.ServeResponse) -> None:
         match response.WhichOneof("message"):
             case "hello":
-                if not (response.hello.vocab_size and response.hello.max_context_length):
-                    raise BugError("a runner without a vocabulary or a context")
                 self._hello = response.hello
             case "pong":
-                self._take_pong(response.pong)
+                self._take_pong(response.pong.engine)
+            case "draining":
+                log.info("runner drains", target=self._target)
+                self._router.drain(self)
             case "step":
-                step = response.step
-                # A prompt's log-probabilities come before its first token.
-                outputs: list[Output] = [*step.prompts, *step.outputs, *step.beams]
-                for output in outputs:
-                    self._on_output(self, output)
+                self._take_step(response.step)
 
-    def _take_pong(self, pong: runner_pb2.Pong) -> None:
+    def _take_pong(self, engine: runner_pb2.EngineReport) -> None:
         if self._hello is None:
             raise BugError("the runner has not introduced itself")
-        self._unanswered_pings = 0
-        is_first = self._engine is None
-        self._engine = pong.engine
-        if is_first:
-            self._on_ready(self._hello)
+        self._liveness.pong()
+        if not self.was_ready:
+            info = from_hello(self._hello)
+            self.was_ready = True
+            log.info("runner ready", runner_id=self._hello.runner_id, waiting=self._router.num_waiting)
+            self._router.ready(self, info)
+            self._on_ready()
+        self._router.report(self, has_manager=has_manager(engine))
+
+    def _take_step(self, step: runner_pb2.StepOutput) -> None:
+        failpoint("gateway.after_tokens")
+        # A prompt's log-probabilities come before its first token.
+        for prompt in step.prompts:
+            self._router.take_prompt_logprobs(self, prompt.request, prompt.attempt, prompt.logprobs)
+        for output in step.outputs:
+            if output.HasField("refusal"):
+                self._router.refuse(self, output.request, output.attempt, to_error(output.refusal))
+            else:
+                tokens, use = to_tokens(output), to_cache_use(output)
+                self._router.take_tokens(self, output.request, output.attempt, output.position, tokens, use)
+        for search in step.beams:
+            self._router.take_beams(self, search.request, search.attempt, to_beams(search))
 
     async def _ping(self) -> str:
         nonce = 0
-        while self._unanswered_pings < _MAX_UNANSWERED_PINGS:
+        while not self._liveness.is_lost:
             nonce += 1
-            self._unanswered_pings += 1
+            self._liveness.ping()
             self._outbox.put_nowait(runner_pb2.ServeRequest(ping=runner_pb2.Ping(nonce=nonce)))
-            await asyncio.sleep(_PING_INTERVAL_S)
-        return f"no answer to {self._unanswered_pings} pings"
-
-
-def _is_hung(engine: runner_pb2.EngineReport) -> bool:
-    return engine.state == runner_pb2.EngineReport.STATE_IN_STEP and engine.seconds > engine.limit_seconds
-
-
-def _misses_manager(engine: runner_pb2.EngineReport) -> bool:
-    waits = engine.state == runner_pb2.EngineReport.STATE_WAITING_FOR_MANAGER
-    return waits and engine.seconds > _MAX_MANAGER_WAIT_S
+            await asyncio.sleep(PING_INTERVAL_S)
+        return f"no answer to {self._liveness.num_unanswered} pings"

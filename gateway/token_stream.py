@@ -140,6 +140,14 @@ class TokenStream:
             Exception: the stream has failed.
         """
         await self._changed.wait()
+        return self.take()
+
+    def take(self) -> News:
+        """Everything that waits, which may be nothing; needs no event loop.
+
+        Raises:
+            Exception: the stream has failed.
+        """
         news = News(list(self._waiting.values()), self._prompt_logprobs, self._beams)
         if self._error and not news.tokens:
             raise self._error

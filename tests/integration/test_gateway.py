@@ -500,7 +500,7 @@ async def test_a_request_that_no_message_can_hold_fails_alone_and_holds_nothing(
         for _ in range(4):
             assert (await failure(client.stub.Generate(prompt_request(PROMPT))))[0] == grpc.StatusCode.INTERNAL
         assert client.admission() == (0, 0)
-        assert not any(link.generations for link in client.gateway._runners._links)
+        assert not client.gateway._runners._router._places
         resolver._model = right
         first = asyncio.create_task(client.generate(prompt_request(PROMPT, max_tokens=5)))
         await until(lambda: client.admission() == (1, 0))

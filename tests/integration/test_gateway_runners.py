@@ -7,11 +7,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gateway.generation import Generation, ResolvedRequest
-from gateway.runner_client import RunnerClient
-from gateway.runner_link import RunnerLink
-from gateway.sampling import Sampling
-from pagekeeper.common.errors import BugError
 from pagekeeper.common.sockets import SERVER_OPTIONS, RuntimeDir, unix_target
 from pagekeeper.v1 import generate_pb2, runner_pb2, types_pb2
 from tests.fakes.gateway import (
@@ -74,7 +69,7 @@ async def test_the_streams_of_a_dead_runner_move_to_the_next(
         running_gateway(runtime_dir, model) as client,
     ):
         first.script.step_s = second.script.step_s = 0.005
-        await until(lambda: len([link for link in client.gateway._runners._links if link.is_ready]) == 2)
+        await until(lambda: len(client.gateway._runners._router._fleet._runners) == 2)
         answers = asyncio.create_task(generate_some(client, 8, 100))
         await until(lambda: len(first.live) == 4 and len(second.live) == 4)
         await first.die()
@@ -264,7 +259,7 @@ async def test_health_follows_runner_and_manager(runtime_dir: Path, model: Path,
             waiting = runner_pb2.EngineReport.STATE_WAITING_FOR_MANAGER
             runner.script.engine = report(waiting, 2.5)
             await client.until_serving(False)
-            assert len(client.gateway._runners._links) == 1  # the manager's fault, not the runner's
+            assert len(client.gateway._runners._router._fleet._runners) == 1  # the manager's fault, not the runner's
             runner.script.engine = report(waiting, 0.5)
             await client.until_serving()
             runner.script.engine = idle()
@@ -312,32 +307,3 @@ async def test_a_drain_ends_what_outlives_the_grace(runtime_dir: Path, model: Pa
         assert (code, error_info(status).metadata["tokens_emitted"]) == (grpc.StatusCode.UNAVAILABLE, "0")
         await client.serving
         await until(lambda: not runner.live)
-
-
-def lonely_generation() -> Generation:
-    return Generation(ResolvedRequest("r", "default", PROMPT, Sampling(100), 1, 100))
-
-
-async def test_output_of_an_older_attempt_is_dropped_and_a_gap_ends_the_request(sockets: RuntimeDir) -> None:
-    runners = RunnerClient(sockets, runner_wait_s=1.0)
-    link = RunnerLink("unix:nowhere", runners._on_ready, runners._on_output)
-    generation = lonely_generation()
-    link.submit(generation)
-    link.submit(generation)
-
-    def output(attempt: int, position: int, token_ids: list[int]) -> runner_pb2.SequenceOutput:
-        return runner_pb2.SequenceOutput(
-            request=generation.number, attempt=attempt, position=position, token_ids=token_ids
-        )
-
-    runners._on_output(link, output(1, 0, [8]))
-    assert generation.token_ids[0] == []
-    runners._on_output(link, output(2, 0, [9, 10]))
-    runners._on_output(link, output(2, 1, [10, 11]))
-    assert generation.token_ids[0] == [9, 10, 11]
-    runners._on_output(link, output(2, 5, [12]))
-    assert generation.token_ids[0] == [9, 10, 11]
-    assert not link.generations
-    assert [tokens.token_ids for tokens in (await generation.stream.next()).tokens] == [[9, 10, 11]]
-    with pytest.raises(BugError):
-        await generation.stream.next()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.finish_reason import FinishReason
-from gateway.generation import Generation, ResolvedRequest
+from gateway.generation import CacheUse, Generation, ResolvedRequest
 from gateway.live_requests import LiveRequest, LiveRequests
 from gateway.sampling import Sampling
 from gateway.token_stream import Beam, News, Tokens, TokenStream
@@ -187,7 +187,7 @@ def test_what_was_cached_is_the_first_report_and_what_was_recomputed_their_sum()
     answer = generation()
     for attempt, (cached, recomputed) in enumerate([(16, 0), (48, 5)], start=1):
         answer.attempt = attempt
-        answer.count(0, cached, recomputed)
+        answer.count(0, CacheUse(cached, recomputed))
     assert answer.cached_tokens == 16
     assert sum(answer.recomputed_tokens.values()) == 5
 
