@@ -145,6 +145,13 @@ class Runner:
         self.cache.send(self.step_number, self.step_number - in_flight, operations)
         self.scheduler.apply(self.cache.receive(0))
 
+    def lose_session(self) -> None:
+        """Begin another one; the blocks of the old one come back with its first message, so waiting begins anew."""
+        self.cache.lose()
+        self.cache.reattach(0)
+        self.scheduler.restart()
+        self.steps_without_work = 0
+
     def run(self) -> None:
         """Until nothing is left; then everything must be free."""
         for _ in range(5000):
@@ -239,9 +246,7 @@ def test_candidates_and_beams_keep_their_past_and_end_whatever_is_cancelled_or_l
             runner.scheduler.cancel(sequences[min(index, len(sequences) - 1)].id)
         if runner.step_number > restarts_after:
             restarts_after = 5000
-            runner.cache.lose()
-            runner.cache.reattach(0)
-            runner.scheduler.restart()
+            runner.lose_session()
     runner.run()
     assert runner.ended | cancelled == runner.added
 
