@@ -46,9 +46,9 @@ async def serve(settings: ManagerSettings) -> None:
         signal.signal(signal_number, _end_at_once)
     runtime_dir = RuntimeDir(settings.runtime_dir)
     runtime_dir.prepare()
+    runtime_dir.claim("cache-manager")
 
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(runtime_dir.lock("cache-manager"))
         pool = open_pool(settings)
         stack.callback(pool.close)
         stopped = asyncio.Event()

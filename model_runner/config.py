@@ -14,6 +14,13 @@ class RunnerSettings(Settings):
     model: Path = Field(description="Directory with config.json and weights (safetensors or GGUF), or a GGUF file.")
     model_name: str = Field("", description="Name that clients use; the directory's name when empty.")
     name: str = Field("0", pattern=r"^[a-z0-9-]{1,16}$", description="Names this runner's socket: runner-NAME.sock.")
+    role: Literal["both", "prefill", "decode"] = Field(
+        "both", description="What the gateway gives it if it can choose: prompts, what follows a first token, or both."
+    )
+    standby: bool = Field(False, description="Be ready, and get requests only while no other runner is.")
+    replace: bool = Field(
+        False, description="Get ready beside the runner of the same name, then take its place and its streams."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
     gpu: int = Field(0, ge=0, description="Which GPU, as this process counts from 0.")
     kernels: Literal["auto", "reference", "cpu", "triton", "triton-interpret"] = Field(

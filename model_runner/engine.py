@@ -22,27 +22,21 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from cache_manager.client import CacheConnectionLost, Exchange
 from model_runner.batch import write_sampled_tokens
+from model_runner.cache_session import CacheSession
 from model_runner.device import Device, Flight
 from model_runner.inputs import StepInputs
 from model_runner.report import EngineReport, EngineState
 from model_runner.scheduler import Scheduler
 from model_runner.sequence import Sequence
 from model_runner.step import BeamsOutput, Output, Step
-from pagekeeper.common.errors import BugError
+from pagekeeper.common.failpoints import failpoint
 from pagekeeper.common.ids import SequenceId
-from pagekeeper.common.operations import Operation
+from pagekeeper.common.operations import Operation, Seal
 
 _RETRY_PAUSE_S = 0.005
 """How long an engine with nothing to run waits before it asks again for blocks that another runner holds."""
-_ANSWER_POLL_S = 0.5
-_IDLE_MESSAGE_S = 0.5
-_REATTACH_TIMEOUT_S = 5.0
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -78,23 +72,21 @@ class Engine:
     ) -> None:
         self._scheduler = scheduler
         self._device = device
-        self._connect = connect
+        self._session = CacheSession(connect, device, lambda: self._stopping)
         self._on_outputs = on_outputs
         self._cost = cost
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._started = threading.Event()
         self._attached = False
-        self._exchange: Exchange | None = None
         self._step_number = 0
-        self._held_since: int | None = None
-        self._must_talk = False
         self._drafted: tuple[Step, StepInputs] | None = None
         self._pending: tuple[int, list[Output | BeamsOutput]] = (0, [])
         # Written by the engine's thread, read by the event loop; each is replaced whole.
         self._state = EngineState(since=time.monotonic())
         self._step_seconds = 0.0
         self._manager_wait_seconds = 0.0
+        self._last_talk = (0.0, 0.0)
 
     # -- for other threads
 
@@ -107,7 +99,7 @@ class Engine:
         self._commands.put(lambda: self._scheduler.cancel(sequence_id))
 
     def stop(self) -> None:
-        """End `run` at the next step boundary."""
+        """End `run` at the next step boundary, once everything that lives is released, if the manager answers."""
         self._stopping = True
         self._commands.put(lambda: None)
 
@@ -137,11 +129,13 @@ class Engine:
             self._started.set()
             while not self._stopping:
                 self.step()
-                if not self._scheduler.has_work and self._held_since is None and not self._pending[1]:
-                    # An empty message now and then is how an idle runner learns that the cache manager is gone.
-                    self._must_talk |= not self._take_commands(wait_s=_IDLE_MESSAGE_S)
+                if not self._is_unsettled and not self._pending[1]:
+                    self._take_commands(self._session.seconds_to_heartbeat())
                 elif self._scheduler.stalled and not self._scheduler.running:
-                    self._take_commands(wait_s=_RETRY_PAUSE_S)
+                    self._take_commands(_RETRY_PAUSE_S)
+            self._scheduler.cancel_all()
+            while self._is_unsettled:
+                self.step()
         except CacheConnectionLost:
             if not self._stopping:
                 raise
@@ -153,10 +147,14 @@ class Engine:
             self._started.set()
             # A device that has failed may fail again here: each is tried, whatever became of the one before.
             with contextlib.ExitStack() as stack:
-                if self._exchange is not None:
-                    stack.callback(self._exchange.close)
+                stack.callback(self._session.close)
                 stack.callback(self._device.unbind)
                 stack.callback(self._device.close)
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """The cache manager must be told something yet."""
+        return self._scheduler.has_work or self._session.holds_blocks
 
     def step(self) -> None:
         """One step, as the module's docstring says."""
@@ -165,17 +163,18 @@ class Engine:
         self._step_number += 1
         step = self._scheduler.schedule()
         flight = self._launch(step)
-        connected = self._talk(self._scheduler.plan(), flight)
+        connected = self._talk(self._scheduler.plan(), in_flight=flight is not None)
         self._emit()
         if flight is not None:
             self._scheduler.advance(step)
             if connected and self._scheduler.can_draft:
                 self._draft()
-            sampled, _ = flight.result()
+            sampled, ended_at = flight.result()
             self._pending = (self._step_number, self._scheduler.complete(sampled))
             self._step_seconds += time.monotonic() - started
+            self._count_wait(ended_at)
             if connected and (operations := self._scheduler.plan_beams()):
-                connected = self._talk(operations, None)
+                connected = self._talk(operations, in_flight=False)
         self._state = EngineState(since=time.monotonic(), step=self._step_number)
         if not connected:
             self._emit()
@@ -198,6 +197,8 @@ class Engine:
         flight = self._device.launch(self._inputs_of(step))
         limit_s = self._cost.limit_s(step.num_tokens)
         self._state = EngineState(time.monotonic(), self._step_number, limit_s, flight)
+        if step.copies:
+            failpoint("runner.mid_copy")
         return flight
 
     def _draft(self) -> None:
@@ -213,72 +214,48 @@ class Engine:
         write_sampled_tokens(inputs, step)
         return inputs
 
-    def _talk(self, operations: list[Operation], flight: Flight | None) -> bool:
-        """Exchange a message while `flight` runs, if there is anything to say. False if the cache manager is lost."""
-        if self._exchange is None:
-            raise BugError("the engine is not attached")
-        completed = self._step_number - (flight is not None)
-        flushes = self._held_since is not None and completed > self._held_since
-        if not operations and not flushes and not self._must_talk:
+    def _talk(self, operations: list[Operation], *, in_flight: bool) -> bool:
+        """Exchange a message if there is anything to say. False if the cache manager is lost.
+
+        Args:
+            operations: what the scheduler has planned.
+            in_flight: this step is running.
+        """
+        completed = self._step_number - in_flight
+        if not operations and not self._session.must_talk(completed):
             return True
         sent = time.monotonic()
         self._state = self._state.waiting(sent)
         try:
-            self._exchange.send(self._step_number, completed, operations)
-            results = None
-            while results is None and not self._stopping:
-                try:
-                    results = self._exchange.receive(_ANSWER_POLL_S)
-                except TimeoutError:
-                    continue
+            results = self._session.exchange(self._step_number, completed, operations)
         except CacheConnectionLost:
             return False
         self._state = self._state.answered()
-        if results is None:
-            return True
-        self._count_wait(sent, flight)
-        self._must_talk = False
-        if flushes:
-            self._held_since = None
+        self._last_talk = (sent, time.monotonic())
+        if not in_flight:
+            self._count_wait(sent)
         if self._scheduler.apply(results):
-            self._held_since = self._step_number
+            self._session.hold(self._step_number)
+        if any(isinstance(operation, Seal) for operation in operations):
+            failpoint("runner.after_seal")
         return True
 
-    def _count_wait(self, sent: float, flight: Flight | None) -> None:
-        """The device had nothing to do from its step's end to the answer; without a step, from the question on."""
-        if flight is None:
-            self._manager_wait_seconds += time.monotonic() - sent
-        elif flight.ended:
-            self._manager_wait_seconds += max(0.0, time.monotonic() - max(sent, flight.result()[1]))
+    def _count_wait(self, idle_since: float) -> None:
+        """The device had nothing to do from `idle_since` to the answer, if that came later."""
+        sent, answered = self._last_talk
+        self._manager_wait_seconds += max(0.0, answered - max(sent, idle_since))
 
     def _emit(self) -> None:
         step, outputs = self._pending
         if outputs:
             self._on_outputs(step, outputs)
             self._pending = (step, [])
+            failpoint("runner.after_emit")
 
     def _attach(self) -> None:
-        """Begin a session, on the same pool if only the stream broke, and let every live sequence be opened anew."""
-        self._state = EngineState(time.monotonic(), self._step_number).waiting(time.monotonic())
-        if self._exchange is None or not self._reattached(self._exchange):
-            self._device.unbind()
-            if self._exchange is not None:
-                # The old pool is unmapped before a new one is asked for: both may not fit into memory.
-                self._exchange.close()
-                self._exchange = None
-            self._exchange = self._connect()
-            self._device.bind(self._exchange.memory, self._exchange.granted.num_blocks)
+        """Begin a session and let every live sequence be opened anew."""
+        now = time.monotonic()
+        self._state = EngineState(now, self._step_number).waiting(now)
+        self._session.attach()
         self._scheduler.restart()
-        self._held_since = None
-        # The session that this one supersedes ends with its first message.
-        self._must_talk = True
         self._state = EngineState(time.monotonic(), self._step_number)
-        log.info("attached to the cache manager", epoch=self._exchange.granted.epoch)
-
-    def _reattached(self, exchange: Exchange) -> bool:
-        try:
-            exchange.reattach(_REATTACH_TIMEOUT_S)
-        except (CacheConnectionLost, TimeoutError) as error:
-            log.warning("the cache manager is gone", error=str(error))
-            return False
-        return True

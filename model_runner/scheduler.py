@@ -111,6 +111,11 @@ class Scheduler:
         else:
             self._end(sequence)
 
+    def cancel_all(self) -> None:
+        """Drop every sequence between two steps."""
+        for sequence_id in list(self._roster.by_id):
+            self.cancel(sequence_id)
+
     @property
     def stalled(self) -> bool:
         """Nothing can run until another runner, or the end of a step, gives blocks back."""

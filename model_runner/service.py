@@ -6,7 +6,6 @@ process lives while the EngineReport in it shows what the engine's thread is doi
 
 import asyncio
 import contextlib
-import itertools
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -15,23 +14,11 @@ from dataclasses import dataclass, field
 import grpc
 import structlog
 
-from model_runner.beam_group import BeamGroup, most_blocks
-from model_runner.beam_search import BeamSearch
 from model_runner.engine import Engine
-from model_runner.logprobs import PromptLogprobs
-from model_runner.sampling_params import SamplingParams
 from model_runner.sequence import Sequence
 from model_runner.step import BeamsOutput, Output
-from model_runner.wire import (
-    beam_search_params,
-    named_tokens,
-    sampling_params,
-    wire_beams,
-    wire_hypotheses,
-    wire_output,
-    wire_prompt,
-    wire_report,
-)
+from model_runner.submission import RequestLimits, Submissions
+from model_runner.wire import wire_beams, wire_hypotheses, wire_output, wire_prompt, wire_report
 from pagekeeper.common.ids import SequenceId
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
 
@@ -44,14 +31,21 @@ class RunnerInfo:
 
     runner_id: str
     model: str
-    vocab_size: int
-    max_context_length: int
-    """Most tokens of prompt and answer together."""
-    block_size: int
-    num_blocks: int
-    """Most blocks that one request may hold."""
-    max_sequences: int
-    """Most sequences that run at once."""
+    limits: RequestLimits
+    role: "runner_pb2.Role.ValueType"
+    standby: bool
+
+    def hello(self) -> runner_pb2.RunnerHello:
+        """The same as a message."""
+        return runner_pb2.RunnerHello(
+            runner_id=self.runner_id,
+            model=self.model,
+            vocab_size=self.limits.vocab_size,
+            max_context_length=self.limits.max_context_length,
+            block_size=self.limits.block_size,
+            role=self.role,
+            standby=self.standby,
+        )
 
 
 @dataclass(eq=False)
@@ -59,6 +53,7 @@ class _Gateway:
     """One gateway's stream."""
 
     outbox: asyncio.Queue[runner_pb2.ServeResponse | None] = field(default_factory=asyncio.Queue)
+    """None ends the stream."""
     sequences: dict[int, list[SequenceId]] = field(default_factory=dict)
     """Live sequences of each request of the newest attempt."""
 
@@ -75,15 +70,22 @@ class _Origin:
 
 
 class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
-    """Submits what gateways send to the engine and routes each step's outputs back. Lives on one event loop."""
+    """Submits what gateways send to the engine and routes each step's outputs back. Lives on one event loop.
+
+    Attributes:
+        retired: set when a successor has asked for this runner's end.
+    """
 
     def __init__(self, info: RunnerInfo) -> None:
         self._info = info
+        self._submissions = Submissions(info.limits)
         self._engine: Engine | None = None
-        self._ids = itertools.count(1)
         self._origins: dict[SequenceId, _Origin] = {}
         self._gateways: set[_Gateway] = set()
-        self._drained: asyncio.Event | None = None
+        self._is_draining = False
+        self._nothing_to_wait_for = asyncio.Event()
+        self._has_ended = False
+        self.retired = asyncio.Event()
 
     def start(self, engine: Engine) -> None:
         """Serve with this engine from now on."""
@@ -101,33 +103,51 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         return self._engine
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new requests, wait for the live ones as long as `grace_s`, then end every stream."""
-        self._drained = asyncio.Event()
+        """Refuse new requests, let gateways move the live ones or see them end here, then end every stream.
+
+        Args:
+            grace_s: longest time for that, in seconds; `hurry` cuts it short.
+        """
+        self._is_draining = True
+        for gateway in self._gateways:
+            gateway.outbox.put_nowait(_draining())
         if self._origins:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._drained.wait(), grace_s)
+                await asyncio.wait_for(self._nothing_to_wait_for.wait(), grace_s)
+        self._has_ended = True
         for gateway in self._gateways:
             gateway.outbox.put_nowait(None)
+
+    def hurry(self) -> None:
+        """Whoever drains waits for live requests no longer."""
+        self._nothing_to_wait_for.set()
+
+    async def Retire(
+        self,
+        request: runner_pb2.RetireRequest,
+        context: "grpc.aio.ServicerContext[runner_pb2.RetireRequest, runner_pb2.RetireResponse]",
+    ) -> runner_pb2.RetireResponse:
+        """A successor is ready."""
+        log.info("a successor takes over")
+        self.retired.set()
+        self.hurry()
+        return runner_pb2.RetireResponse()
 
     async def Serve(
         self,
         request_iterator: AsyncIterator[runner_pb2.ServeRequest],
-        context: grpc.aio.ServicerContext[runner_pb2.ServeRequest, runner_pb2.ServeResponse],
+        context: "grpc.aio.ServicerContext[runner_pb2.ServeRequest, runner_pb2.ServeResponse]",
     ) -> AsyncIterator[runner_pb2.ServeResponse]:
         """Carry one gateway's requests; the end of the stream cancels what is left of them."""
         gateway = _Gateway()
+        gateway.outbox.put_nowait(runner_pb2.ServeResponse(hello=self._info.hello()))
+        if self._is_draining:
+            gateway.outbox.put_nowait(_draining())
+        if self._has_ended:
+            gateway.outbox.put_nowait(None)
         self._gateways.add(gateway)
-        info = self._info
-        hello = runner_pb2.RunnerHello(
-            runner_id=info.runner_id,
-            model=info.model,
-            vocab_size=info.vocab_size,
-            max_context_length=info.max_context_length,
-            block_size=info.block_size,
-        )
         reader = asyncio.create_task(self._read(request_iterator, gateway))
         try:
-            yield runner_pb2.ServeResponse(hello=hello)
             while (message := await gateway.outbox.get()) is not None:
                 yield message
         finally:
@@ -162,101 +182,24 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
 
     def _submit(self, submit: runner_pb2.Submit, gateway: _Gateway) -> None:
         self._cancel(gateway, submit.request)
-        refusal = self._refusal(submit)
+        refusal = _too_late() if self._is_draining else self._submissions.refusal(submit)
         if refusal is not None:
             self._refuse(submit, gateway, refusal)
             return
         log.debug("request submitted", request_id=submit.request_id, tenant=submit.tenant, attempt=submit.attempt)
-        candidates = submit.candidates or [runner_pb2.Submit.Candidate()]
         if submit.sampling.HasField("beam_search"):
-            beams = self._beams(submit, len(candidates))
-            self._expect(beams[0], _Origin(gateway, submit.request, submit.attempt, {c.index for c in candidates}))
-            self.engine.submit(*beams)
-            return
-        params, prompt = sampling_params(submit.sampling), self._prompt_logprobs(submit)
-        sequences = [self._sequence(submit, candidate, params, prompt) for candidate in candidates]
-        for sequence in sequences:
-            self._expect(sequence, _Origin(gateway, submit.request, submit.attempt, {sequence.candidate}))
+            sequences = self._submissions.beams(submit)
+            ranks = {candidate.index for candidate in submit.candidates} or {0}
+            self._expect(sequences[0], _Origin(gateway, submit.request, submit.attempt, ranks))
+        else:
+            sequences = self._submissions.candidates(submit)
+            for sequence in sequences:
+                self._expect(sequence, _Origin(gateway, submit.request, submit.attempt, {sequence.candidate}))
         self.engine.submit(*sequences)
 
     def _expect(self, sequence: Sequence, origin: _Origin) -> None:
         self._origins[sequence.id] = origin
         origin.gateway.sequences.setdefault(origin.request, []).append(sequence.id)
-
-    def _beams(self, submit: runner_pb2.Submit, num_hypotheses: int) -> list[Sequence]:
-        """The sequences of a beam search."""
-        params = beam_search_params(submit.sampling.beam_search, num_hypotheses)
-        sampling, prompt = sampling_params(submit.sampling), self._prompt_logprobs(submit)
-        empty = runner_pb2.Submit.Candidate()
-        sequences = [self._sequence(submit, empty, sampling, prompt) for _ in range(params.width)]
-        leader = sequences[0]
-        max_tokens = leader.max_total_tokens - leader.num_prompt_tokens
-        group = BeamGroup(BeamSearch(params, leader.sampling.stop_token_ids, max_tokens), sequences)
-        for sequence in sequences:
-            sequence.beams, sequence.num_continuations = group, group.search.num_continuations
-        return sequences
-
-    @staticmethod
-    def _prompt_logprobs(submit: runner_pb2.Submit) -> PromptLogprobs | None:
-        wanted = submit.sampling.HasField("prompt_logprobs")
-        return PromptLogprobs(submit.sampling.prompt_logprobs, len(submit.prompt_token_ids) - 1) if wanted else None
-
-    def _sequence(
-        self,
-        submit: runner_pb2.Submit,
-        candidate: runner_pb2.Submit.Candidate,
-        params: SamplingParams,
-        prompt_logprobs: PromptLogprobs | None,
-    ) -> Sequence:
-        prompt, generated = list(submit.prompt_token_ids), list(candidate.generated_token_ids)
-        return Sequence(
-            id=SequenceId(next(self._ids)),
-            tenant=submit.tenant,
-            token_ids=prompt + generated,
-            num_prompt_tokens=len(prompt),
-            max_total_tokens=min(len(prompt) + submit.sampling.max_tokens, self._info.max_context_length),
-            sampling=params,
-            candidate=candidate.index,
-            priority=submit.priority,
-            num_resumed_tokens=len(generated),
-            prompt_logprobs=prompt_logprobs,
-            # The last known token's KV never exists before the token after it is sampled.
-            was_computed=len(prompt) + len(generated) - 1 if generated else 0,
-        )
-
-    def _refusal(self, submit: runner_pb2.Submit) -> runner_pb2.Refusal | None:
-        """The gateway checks requests against the same limits; this is the runner's own door."""
-        if self._drained is not None:
-            return runner_pb2.Refusal(code=runner_pb2.Refusal.CODE_DRAINING, detail="the runner is shutting down")
-        info, prompt = self._info, len(submit.prompt_token_ids)
-        longest = max((len(c.generated_token_ids) for c in submit.candidates), default=0)
-        ids = itertools.chain(submit.prompt_token_ids, *(c.generated_token_ids for c in submit.candidates))
-        if not prompt:
-            field_, detail = "prompt", "the prompt is empty"
-        elif prompt + longest >= info.max_context_length:
-            field_, detail = "prompt", f"at most {info.max_context_length - 1} tokens fit before the next one"
-        elif longest >= submit.sampling.max_tokens:
-            field_, detail = "sampling.max_tokens", "must be more than the tokens generated already"
-        elif max(ids) >= info.vocab_size:
-            field_, detail = "token_ids", f"must be less than the vocabulary's size, {info.vocab_size}"
-        elif unknown := [name for name, token_id in named_tokens(submit.sampling) if token_id >= info.vocab_size]:
-            field_, detail = f"sampling.{unknown[0]}", f"must be less than the vocabulary's size, {info.vocab_size}"
-        elif detail := self._too_wide(submit):
-            field_ = "sampling.beam_search.width"
-        else:
-            return None
-        return runner_pb2.Refusal(code=runner_pb2.Refusal.CODE_INVALID, field=field_, detail=detail)
-
-    def _too_wide(self, submit: runner_pb2.Submit) -> str:
-        """Why a beam search can never run, if so: its beams do so together or not at all."""
-        info, width, prompt = self._info, submit.sampling.beam_search.width, len(submit.prompt_token_ids)
-        length = min(prompt + submit.sampling.max_tokens, info.max_context_length)
-        needed = most_blocks(width, prompt, length, info.block_size)
-        if width > info.max_sequences:
-            return f"at most {info.max_sequences} sequences run at once"
-        if width and needed > info.num_blocks:
-            return f"{width} beams of {length} tokens may need {needed} blocks; the pool has {info.num_blocks}"
-        return ""
 
     def _refuse(self, submit: runner_pb2.Submit, gateway: _Gateway, refusal: runner_pb2.Refusal) -> None:
         output = runner_pb2.SequenceOutput(request=submit.request, attempt=submit.attempt, refusal=refusal)
@@ -303,9 +246,17 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         if not live:
             del gateway.sequences[request]
         del self._origins[sequence_id]
-        if self._drained is not None and not self._origins:
-            self._drained.set()
+        if self._is_draining and not self._origins:
+            self.hurry()
 
     @staticmethod
     def _send(gateway: _Gateway, message: runner_pb2.StepOutput) -> None:
         gateway.outbox.put_nowait(runner_pb2.ServeResponse(step=message))
+
+
+def _draining() -> runner_pb2.ServeResponse:
+    return runner_pb2.ServeResponse(draining=runner_pb2.Draining())
+
+
+def _too_late() -> runner_pb2.Refusal:
+    return runner_pb2.Refusal(code=runner_pb2.Refusal.CODE_DRAINING, detail="the runner is shutting down")

@@ -7,7 +7,6 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 from pagekeeper.common.errors import ConfigurationError
 
@@ -59,52 +58,61 @@ class RuntimeDir:
         """Every runner socket that exists now, by name."""
         return sorted(self.path.glob("runner-*.sock"))
 
-    @contextlib.contextmanager
-    def lock(self, name: str, wait_s: float = 0.0) -> Iterator[None]:
-        """Be the only process called `name` here.
+    def claim(self, name: str, wait_s: float = 0.0) -> int:
+        """Be the only process called `name` here, for as long as this one lives.
 
-        The kernel drops the lock when its holder dies, so a socket found under it is a dead process's.
+        The kernel drops the lock when its holder is gone, so a socket found under it is a dead process's. Nobody gives
+        it up before: a gRPC server that stops removes its socket's path, even if that is another process's by then.
 
         Args:
             name: of the process.
-            wait_s: how long to wait for the one that holds it, in seconds.
+            wait_s: how long to wait for the one that has the name, in seconds.
+
+        Returns:
+            The descriptor that holds the lock; to be closed by tests alone.
 
         Raises:
-            ConfigurationError: another process holds it.
+            ConfigurationError: another process has the name.
         """
-        with self._lock_file(name) as file:
-            if not _lock_within(file, wait_s):
-                raise ConfigurationError(f"runtime_dir: another {name} serves {self.path}")
-            yield
+        descriptor = self._open_lock(name)
+        if _lock_within(descriptor, wait_s):
+            return descriptor
+        os.close(descriptor)
+        raise ConfigurationError(f"runtime_dir: another {name} serves {self.path}")
 
     @contextlib.contextmanager
     def succession(self, name: str) -> Iterator[None]:
-        """Be the only one who is about to take over from the process called `name`; held until its lock is.
+        """Be the only one who is about to take over from the process called `name`; held until its name is claimed.
 
         Raises:
             ConfigurationError: another process is.
         """
-        with self._succession_file(name) as file:
-            if not _lock_within(file, 0.0):
+        with self._lock_opened(_successor_of(name)) as descriptor:
+            if not _lock_within(descriptor, 0.0):
                 raise ConfigurationError(f"replace: another process takes over from {name} just now")
             yield
 
     def wait_until_free(self, name: str) -> None:
         """Block until no process is called `name` here, and none is about to take over from one that was."""
         while True:
-            with self._lock_file(name) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                with self._succession_file(name) as successor:
+            with self._lock_opened(name) as holder:
+                fcntl.flock(holder, fcntl.LOCK_EX)
+                with self._lock_opened(_successor_of(name)) as successor:
                     if _try_lock(successor):
                         return
-            with self._succession_file(name) as successor:
+            with self._lock_opened(_successor_of(name)) as successor:
                 fcntl.flock(successor, fcntl.LOCK_EX)
 
-    def _lock_file(self, name: str) -> TextIO:
-        return (self.path / f"{name}.lock").open("w")
+    def _open_lock(self, name: str) -> int:
+        return os.open(self.path / f"{name}.lock", os.O_WRONLY | os.O_CREAT, mode=0o600)
 
-    def _succession_file(self, name: str) -> TextIO:
-        return self._lock_file(f"{name}.next")
+    @contextlib.contextmanager
+    def _lock_opened(self, name: str) -> Iterator[int]:
+        descriptor = self._open_lock(name)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def prepare(self) -> None:
         """Create the directory, mode 0700, or check the one that is there.
@@ -130,19 +138,23 @@ def unix_target(path: Path) -> str:
     return f"unix:{path}"
 
 
-def _lock_within(file: TextIO, seconds: float) -> bool:
+def _successor_of(name: str) -> str:
+    return f"{name}.next"
+
+
+def _lock_within(descriptor: int, seconds: float) -> bool:
     """Whether the lock could be had. It waits a moment in any case: `wait_until_free` holds one to look at it."""
     deadline = time.monotonic() + max(seconds, _LOCK_GLANCE_SECONDS)
-    while not _try_lock(file):
+    while not _try_lock(descriptor):
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOCK_POLL_SECONDS)
     return True
 
 
-def _try_lock(file: TextIO) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

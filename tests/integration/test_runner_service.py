@@ -14,6 +14,7 @@ from model_runner.engine import Engine, StepCost
 from model_runner.model.load import LoadedModel
 from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.service import RunnerInfo, RunnerService
+from model_runner.submission import RequestLimits
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc, types_pb2
 from tests.fakes.engine import load_tiny
 from tests.fakes.local_cache import LocalPool
@@ -84,7 +85,8 @@ class Gateway:
 async def runner(model: LoadedModel, runtime_dir: Path) -> AsyncIterator[Runner]:
     loop = asyncio.get_running_loop()
     pool = LocalPool(NUM_BLOCKS, model.kv_layout(BLOCK_SIZE))
-    service = RunnerService(RunnerInfo("r-1", "tiny", model.config.vocab_size, 256, BLOCK_SIZE, NUM_BLOCKS - 2, 16))
+    limits = RequestLimits(model.config.vocab_size, 256, BLOCK_SIZE, NUM_BLOCKS - 2, 16)
+    service = RunnerService(RunnerInfo("r-1", "tiny", limits, runner_pb2.ROLE_PREFILL, standby=True))
     engine = Engine(
         Scheduler(SchedulerLimits(BLOCK_SIZE, 64, 16)),
         CpuDevice(model.decoder, select_kernels("cpu"), pool.layout),
@@ -111,6 +113,7 @@ async def gateway(runner: Runner) -> AsyncIterator[Gateway]:
         gateway = Gateway(channel)
         hello = (await gateway.read()).hello
         assert (hello.runner_id, hello.max_context_length, hello.block_size) == ("r-1", 256, BLOCK_SIZE)
+        assert (hello.role, hello.standby) == (runner_pb2.ROLE_PREFILL, True)
         yield gateway
 
 
