@@ -9,6 +9,8 @@ SHELL := bash
 PYTHON ?= python3
 # A torch wheel, or a version such as 2.13.0+cpu, where pip by itself would fetch a build you do not want.
 TORCH ?=
+# How many tests run at once. Files stay whole, for what their tests share.
+TEST_JOBS ?= 2
 PAGEKEEPER_HOME ?= $(HOME)/.cache/pagekeeper
 export PAGEKEEPER_HOME
 
@@ -39,7 +41,7 @@ up: $(RUN_ENV) $(DEMO_MODEL) ## Serve the demo model until Ctrl-C
 
 .PHONY: test
 test: check $(DEMO_MODEL) ## Everything that needs no GPU: make check, all tests, the kernels compiled for sm_90
-	$(BIN)/python -m pytest -m "not gpu and not docker and not peer"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not docker and not peer" --numprocesses $(TEST_JOBS) --dist loadfile
 	$(BIN)/python -m bench.gpu_compile --capability 90
 	$(if $(DOCKER_ENGINE),$(MAKE) compose-test,@echo "compose-test was not run: DOCKER_ENGINE names no command that starts a Docker engine")
 
