@@ -27,7 +27,7 @@ class RunnerClient:
 
     Args:
         runtime_dir: where runners' sockets appear.
-        runner_wait_s: longest time that a generation waits for a runner, or its runner for the cache manager; in seconds.
+        runner_wait_s: longest time a generation waits for a runner, or its runner for the cache manager; in seconds.
     """
 
     def __init__(self, runtime_dir: RuntimeDir, runner_wait_s: float) -> None:

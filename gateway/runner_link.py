@@ -43,6 +43,7 @@ class RunnerLink:
         self._outbox: asyncio.Queue[runner_pb2.ServeRequest] = asyncio.Queue()
         self._hello: runner_pb2.RunnerHello | None = None
         self._liveness = Liveness()
+        self._is_draining = False
         self.was_ready = False
 
     def submit(self, generation: Generation, max_tokens: int) -> None:
@@ -94,7 +95,7 @@ class RunnerLink:
             case "pong":
                 self._take_pong(response.pong.engine)
             case "draining":
-                log.info("runner drains", target=self._target)
+                self._is_draining = True
                 self._router.drain(self)
             case "step":
                 self._take_step(response.step)
@@ -103,6 +104,8 @@ class RunnerLink:
         if self._hello is None:
             raise BugError("the runner has not introduced itself")
         self._liveness.pong()
+        if self._is_draining and not self.was_ready:
+            return
         if not self.was_ready:
             info = from_hello(self._hello)
             self.was_ready = True

@@ -279,9 +279,12 @@ def _logprobs(found: Violations, given: types_pb2.SamplingParams, name: str, cap
 
 
 def _seed(found: Violations, request: generate_pb2.GenerateRequest) -> int | None:
-    """The request's own, else that of the stream it resumes, so that the answer goes on as it began."""
+    """The request's own, else that of the stream it resumes, so that the answer goes on as it began.
+
+    A client that has received nothing may not know it; then any seed will do.
+    """
     given = request.sampling.seed if request.sampling.HasField("seed") else None
-    if not request.HasField("resume"):
+    if not request.resume.seed and not any(candidate.token_ids for candidate in request.resume.candidates):
         return given
     is_same = given is None or given == request.resume.seed
     found.unless(is_same, "resume.seed", "must equal sampling.seed where both are set")

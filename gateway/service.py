@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator
 
 import structlog
@@ -11,6 +10,7 @@ from gateway.admission import Admission
 from gateway.authentication import Context, tenant_of
 from gateway.config import GatewaySettings
 from gateway.generation import Generation
+from gateway.intake import Intake
 from gateway.live_requests import LiveRequest, LiveRequests
 from gateway.model import ServedModel
 from gateway.resolver import Resolver
@@ -18,7 +18,8 @@ from gateway.runner_client import RunnerClient
 from gateway.sampling import Caps
 from gateway.token_stream import News, TokenStream
 from gateway.validation import check_model, check_token_ids, text_or_chat
-from pagekeeper.common.errors import DeadlineError, DuplicateRequestError, UnavailableError
+from pagekeeper.common.errors import DeadlineError, UnavailableError
+from pagekeeper.common.failpoints import failpoint
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
 
 # Measured here: 6,000 messages/s are the most, and then nothing else is done.
@@ -53,6 +54,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         self._resolver = Resolver(model, caps)
         self._admission = Admission(settings.max_concurrent, settings.max_queue)
         self._live = LiveRequests()
+        self._intake = Intake(self._live, self._admission, runners)
         self._is_draining = False
         self._entering: set[asyncio.Timeout] = set()
 
@@ -77,7 +79,9 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         live = LiveRequest(generation)
         context.add_done_callback(lambda _: live.release.close())  # type: ignore[arg-type]  # the stub names no protocol
         try:
-            self._enter(live, takes_over=valid.resumed is not None)
+            if self._is_draining:
+                raise UnavailableError(_DRAINING)
+            self._intake.enter(live, takes_over=valid.resumed is not None)
             self._end_at(deadline, live)
 
             while True:
@@ -87,6 +91,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
                     break
                 if valid.stream:
                     yield messages.take()
+                    failpoint("gateway.after_emit")
                     await self._let_tokens_gather()
 
             # Whoever reads the last message slowly holds nothing that others wait for.
@@ -96,6 +101,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
                 "request finished", prompt=response.usage.prompt_tokens, completion=response.usage.completion_tokens
             )
             yield response
+            failpoint("gateway.after_emit")
         finally:
             live.release.close()
 
@@ -181,39 +187,6 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
                     self._entering.remove(scope)
         except TimeoutError as error:
             raise UnavailableError(_DRAINING) if self._is_draining else DeadlineError(_TOO_LATE) from error
-
-    def _enter(self, live: LiveRequest, *, takes_over: bool) -> None:
-        """Register a request and queue for a permit, unless its answer is complete already.
-
-        Whether it may is decided first: only then is an older stream that it takes over ended.
-        """
-        if self._is_draining:
-            raise UnavailableError(_DRAINING)
-        request = live.generation.request
-        older = self._live.find(request.tenant, request.request_id)
-        if older is not None and not takes_over:
-            raise DuplicateRequestError(f"request id {request.request_id!r} has a live stream")
-        if not live.generation.stream.has_ended:
-            self._admit(live, older)
-        self._live.enter(live)
-
-    def _admit(self, live: LiveRequest, older: LiveRequest | None) -> None:
-        """Queue for a permit, or take the older stream's; with it the generation goes to a runner."""
-        generation = live.generation
-
-        def start() -> None:
-            if older is not None:
-                # First, so that what it lets go is found in the cache.
-                self._runners.cancel(older.generation)
-            self._runners.submit(generation)
-
-        request = generation.request
-        permit = live.permit = self._admission.permit(request.priority, start, request.num_sequences)
-        live.release.callback(self._admission.leave, permit)
-        live.release.callback(self._runners.cancel, generation)
-        # A client that is slow to read the end of its answer keeps no one from a runner.
-        generation.stream.when_ended(functools.partial(self._admission.leave, permit))
-        self._admission.enter(permit, instead_of=older.permit if older else None)
 
     def _end_at(self, deadline: float | None, live: LiveRequest) -> None:
         """End the request then, wherever its handler is: at a `yield` nothing else would reach it."""

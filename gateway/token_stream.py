@@ -101,9 +101,11 @@ class TokenStream:
         self._wake_reader()
 
     def push_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Add those of the prompt; they come once."""
+        """Add those of the prompt; they come once, with the first tokens.
+
+        So whoever has no token of an answer has nothing of it, and gets all of it when the request resumes.
+        """
         self._prompt_logprobs = logprobs
-        self._wake_reader()
 
     def push_beams(self, beams: Sequence[Beam]) -> None:
         """Replace the beams that wait."""

@@ -47,7 +47,7 @@ class ValidRequest:
         request_id: may be empty.
         input_field: which member of `input` holds the prompt.
         branch: the tokens of an earlier answer that follow the prompt; None: the request does not branch.
-        resumed: by candidate, the tokens that the client has; None: the request does not resume.
+        resumed: by candidate, the tokens that the client has, which may be none; None: the request does not resume.
     """
 
     request_id: str

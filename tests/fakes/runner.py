@@ -72,6 +72,9 @@ class Script:
         pauses_at: the position that no sequence goes beyond.
         last_reason: the finish reason of an answer that has all its tokens.
         num_missing_logprobs: left out of each list.
+        role: what the runner says that it is meant for.
+        is_standby: the same.
+        context_length: the same.
     """
 
     token: Callable[[int, int, Sequence[int]], int] = token_at
@@ -85,6 +88,9 @@ class Script:
     pauses_at: int | None = None
     last_reason: int = types_pb2.FINISH_REASON_LENGTH
     num_missing_logprobs: int = 0
+    role: "runner_pb2.Role.ValueType" = runner_pb2.ROLE_BOTH
+    is_standby: bool = False
+    context_length: int = CONTEXT_LENGTH
 
 
 class _BrokenError(Exception):
@@ -99,17 +105,19 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
         submits: every Submit, in order.
         cancels: the request of every Cancel of a whole request, in order.
         cancelled_candidates: the request and candidate of every other Cancel, in order.
-        live: Submits that are not ended, by request.
+        live: Submits that are not ended, by gateway and request.
+        streams: how many gateways have come.
     """
 
-    def __init__(self, path: Path, script: Script | None = None, context_length: int = CONTEXT_LENGTH) -> None:
+    def __init__(self, path: Path, script: Script | None = None) -> None:
         self._path = path
-        self._context_length = context_length
         self.script = script or Script()
+        self.streams = 0
+        self._outboxes: set[_Outbox] = set()
         self.submits: list[runner_pb2.Submit] = []
         self.cancels: list[int] = []
         self.cancelled_candidates: list[tuple[int, int]] = []
-        self.live: dict[int, runner_pb2.Submit] = {}
+        self.live: dict[tuple[int, int], runner_pb2.Submit] = {}
 
     async def __aenter__(self) -> "FakeRunner":
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -125,11 +133,30 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
         """End as a killed process does: every stream breaks, and nobody listens any more."""
         await self._server.stop(None)
 
+    def drain(self) -> None:
+        """Say to every gateway that no more is taken; what is live goes on here."""
+        self.script.refusal = runner_pb2.Refusal(code=runner_pb2.Refusal.CODE_DRAINING)
+        self.say(runner_pb2.ServeResponse(draining=runner_pb2.Draining()))
+
+    async def retire(self) -> None:
+        """Drain without a grace: end every stream in good order, and be gone."""
+        self.drain()
+        for outbox in self._outboxes:
+            outbox.put_nowait(None)
+        await self._server.stop(1.0)
+
+    def say(self, response: runner_pb2.ServeResponse) -> None:
+        """Send this to every gateway, whatever it is."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(response)
+
     async def Serve(
         self, request_iterator: AsyncIterator[runner_pb2.ServeRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[runner_pb2.ServeResponse]:
-        live: dict[_Key, _Sequence] = {}
-        outbox: asyncio.Queue[runner_pb2.ServeResponse] = asyncio.Queue()
+        self.streams += 1
+        live = _Live(self.streams)
+        outbox: _Outbox = asyncio.Queue()
+        self._outboxes.add(outbox)
         tasks = [
             asyncio.create_task(self._read(request_iterator, live, outbox)),
             asyncio.create_task(self._run_steps(live, outbox)),
@@ -139,8 +166,10 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
                 runner_id=self._path.stem,
                 model="fake",
                 vocab_size=VOCAB_SIZE,
-                max_context_length=self._context_length,
+                max_context_length=self.script.context_length,
                 block_size=16,
+                role=self.script.role,
+                standby=self.script.is_standby,
             )
             yield runner_pb2.ServeResponse(hello=hello)
             while not any(task.done() for task in tasks):
@@ -150,20 +179,24 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
                 finally:
                     message.cancel()
                 if message.done():
-                    yield message.result()
+                    response = message.result()
+                    if response is None:
+                        return
+                    yield response
             await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the script")
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._outboxes.remove(outbox)
             for request, _ in live:
-                self.live.pop(request, None)
+                self.live.pop((live.stream, request), None)
 
     async def _read(
         self,
         requests: AsyncIterator[runner_pb2.ServeRequest],
-        live: "dict[_Key, _Sequence]",
-        outbox: "asyncio.Queue[runner_pb2.ServeResponse]",
+        live: "_Live",
+        outbox: "_Outbox",
     ) -> None:
         async for message in requests:
             match message.WhichOneof("message"):
@@ -178,8 +211,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
     def _submit(
         self,
         submit: runner_pb2.Submit,
-        live: "dict[_Key, _Sequence]",
-        outbox: "asyncio.Queue[runner_pb2.ServeResponse]",
+        live: "_Live",
+        outbox: "_Outbox",
     ) -> None:
         self.submits.append(submit)
         if self.script.refusal is not None:
@@ -188,9 +221,11 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
             )
             outbox.put_nowait(_step([output]))
             return
+        for key in [key for key in live if key[0] == submit.request]:
+            self._end(key, live)
         for candidate in submit.candidates:
             live[submit.request, candidate.index] = _Sequence(submit, candidate)
-        self.live[submit.request] = submit
+        self.live[live.stream, submit.request] = submit
         if submit.sampling.HasField("prompt_logprobs"):
             count = submit.sampling.prompt_logprobs
             tokens = list(enumerate(submit.prompt_token_ids))[1 + self.script.num_missing_logprobs :]
@@ -202,7 +237,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
             step = runner_pb2.StepOutput(step=1, prompts=[prompt])
             outbox.put_nowait(runner_pb2.ServeResponse(step=step))
 
-    def _cancel(self, cancel: runner_pb2.Cancel, live: "dict[_Key, _Sequence]") -> None:
+    def _cancel(self, cancel: runner_pb2.Cancel, live: "_Live") -> None:
         if not cancel.candidates:
             self.cancels.append(cancel.request)
         self.cancelled_candidates += [(cancel.request, candidate) for candidate in cancel.candidates]
@@ -210,15 +245,13 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
             if not cancel.candidates or key[1] in cancel.candidates:
                 self._end(key, live)
 
-    def _end(self, key: "_Key", live: "dict[_Key, _Sequence]") -> None:
+    def _end(self, key: "_Key", live: "_Live") -> None:
         del live[key]
         request, _ = key
         if not any(request == other for other, _ in live):
-            del self.live[request]
+            del self.live[live.stream, request]
 
-    async def _run_steps(
-        self, live: "dict[_Key, _Sequence]", outbox: "asyncio.Queue[runner_pb2.ServeResponse]"
-    ) -> None:
+    async def _run_steps(self, live: "_Live", outbox: "_Outbox") -> None:
         while True:
             await asyncio.sleep(self.script.step_s)
             if self.script.is_paused or not live:
@@ -268,6 +301,17 @@ class FakeRunner(runner_pb2_grpc.RunnerServiceServicer):
 
 _Key: TypeAlias = tuple[int, int]
 """Request and candidate."""
+
+_Outbox: TypeAlias = "asyncio.Queue[runner_pb2.ServeResponse | None]"
+"""None ends the stream."""
+
+
+class _Live(dict["_Key", "_Sequence"]):
+    """What one gateway has here."""
+
+    def __init__(self, stream: int) -> None:
+        super().__init__()
+        self.stream = stream
 
 
 class _Sequence:

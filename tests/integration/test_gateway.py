@@ -349,9 +349,9 @@ async def unread_stream(client: GatewayClient, max_tokens: int) -> AsyncIterator
 
 async def test_a_reader_who_is_slow_at_the_end_keeps_nobody_from_the_runner(runtime_dir: Path, model: Path) -> None:
     num_tokens = 600_000
-    script = Script(tokens_per_step=2000, token=lambda seed, position, prompt: 10)
+    script = Script(tokens_per_step=2000, token=lambda seed, position, prompt: 10, context_length=2 * num_tokens)
     async with (
-        FakeRunner(RuntimeDir(runtime_dir).runner_socket("a"), script, context_length=2 * num_tokens) as runner,
+        FakeRunner(RuntimeDir(runtime_dir).runner_socket("a"), script) as runner,
         running_gateway(runtime_dir, model, max_concurrent=1, slow_reader_s=1000.0) as client,
         unread_stream(client, num_tokens) as call,
     ):
@@ -368,9 +368,9 @@ async def test_a_reader_who_is_slow_at_the_end_keeps_nobody_from_the_runner(runt
 
 
 async def test_the_servers_own_limit_ends_a_request_that_is_not_read(runtime_dir: Path, model: Path) -> None:
-    script = Script(step_s=0.01, tokens_per_step=2000, token=lambda seed, position, prompt: 10)
+    script = Script(step_s=0.01, tokens_per_step=2000, token=lambda seed, position, prompt: 10, context_length=10**8)
     async with (
-        FakeRunner(RuntimeDir(runtime_dir).runner_socket("a"), script, context_length=10**8) as runner,
+        FakeRunner(RuntimeDir(runtime_dir).runner_socket("a"), script) as runner,
         running_gateway(runtime_dir, model, max_request_s=2.0) as client,
         unread_stream(client, 10**7) as call,
     ):
@@ -382,9 +382,11 @@ async def test_the_servers_own_limit_ends_a_request_that_is_not_read(runtime_dir
 
 async def test_a_client_that_does_not_read_is_ended(runtime_dir: Path, model: Path) -> None:
     num_tokens = 10_000_000
-    script = Script(step_s=0.01, tokens_per_step=2000, token=lambda seed, position, prompt: 10)
+    script = Script(
+        step_s=0.01, tokens_per_step=2000, token=lambda seed, position, prompt: 10, context_length=2 * num_tokens
+    )
     async with (
-        FakeRunner(RuntimeDir(runtime_dir).runner_socket("a"), script, context_length=2 * num_tokens) as runner,
+        FakeRunner(RuntimeDir(runtime_dir).runner_socket("a"), script) as runner,
         running_gateway(runtime_dir, model, slow_reader_s=0.1, slow_reader_tokens=10) as client,
         unread_stream(client, num_tokens) as call,
     ):

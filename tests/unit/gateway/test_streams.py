@@ -169,6 +169,7 @@ async def test_the_prompts_logprobs_come_once_however_often_they_are_sent() -> N
     answer = generation(prompt_logprobs=0)
     for _ in range(2):
         answer.accept_prompt_logprobs([TokenLogprobs(token_id=6)])
+    answer.accept(0, Tokens(0, [5]))
     assert (await answer.stream.next()).prompt_logprobs == [TokenLogprobs(token_id=6)]
     answer.accept(0, Tokens(0, [5], FinishReason.STOP))
     assert (await answer.stream.next()).prompt_logprobs is None
