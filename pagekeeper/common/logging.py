@@ -6,9 +6,13 @@ import sys
 
 import structlog
 
+from pagekeeper.common.names import unknown_variables
+
 
 def configure_logging(process: str, level: str = "info") -> None:
     """Set up structlog and the standard library's logging, once, at the start of a process.
+
+    The first lines warn of variables that look like ours and are not.
 
     Args:
         process: bound to every line as `process`.
@@ -32,3 +36,5 @@ def configure_logging(process: str, level: str = "info") -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)
+    for variable, hint in unknown_variables().items():
+        structlog.get_logger().warning(f"{variable} is no setting{hint}", variable=variable)

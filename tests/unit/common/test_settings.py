@@ -26,7 +26,14 @@ def test_flags_win_over_the_environment_and_that_over_the_file(config: Path, mon
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "there is no file"), ("pool_size = 64MiB", "line 1"), ('max_queue = "x"', "max_queue")],
+    [
+        (None, "there is no file"),
+        ("pool_size = 64MiB", "line 1"),
+        ('max_queue = "x"', "max_queue"),
+        ("max_queu = 1", r"max_queu is no setting; did you mean max_queue\?"),
+        ("pool-size = 1", r"pool-size is no setting; did you mean pool_size\?"),
+        ("[gateway]\nmax_queue = 1", "gateway is no setting"),
+    ],
 )
 def test_a_wrong_file_is_named_on_one_line(config: Path, content: str | None, words: str) -> None:
     if content is not None:
@@ -34,3 +41,8 @@ def test_a_wrong_file_is_named_on_one_line(config: Path, content: str | None, wo
     with pytest.raises(ConfigurationError, match=words) as error:
         load_settings(GatewaySettings, ["--model", "/models/tiny"])
     assert "\n" not in str(error.value)
+
+
+def test_a_file_may_hold_the_settings_of_other_processes(config: Path) -> None:
+    config.write_text('max_queue = 1\npool_size = "64MiB"\nthreads = 1\n')
+    assert load_settings(GatewaySettings, ["--model", "/models/tiny"]).max_queue == 1
