@@ -1,12 +1,13 @@
 """`pagekeeper up` as a child of this program: for the demo, the acceptance run and the tests."""
 
+import contextlib
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Self
 
+from pagekeeper.cli import child
 from pagekeeper.common.errors import PagekeeperError
 
 _STOP_LIMIT_S = 60.0
@@ -36,7 +37,7 @@ class Server:
         address: of the gateway.
         admin: address of the cache manager's admin port.
         device: where the model runs, cpu or cuda.
-        pid: of `pagekeeper up`, whose children are the three processes.
+        pid: of `pagekeeper up`, whose children are the processes of the server.
     """
 
     def __init__(self, *flags: str, log: Path, environment: dict[str, str] | None = None) -> None:
@@ -49,7 +50,7 @@ class Server:
     def __enter__(self) -> Self:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pagekeeper.cli.child", str(os.getpid()), "pagekeeper", "up", *self._flags],
+                child.command("pagekeeper", "up", *self._flags),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -69,10 +70,14 @@ class Server:
         self.stop()
 
     def pids(self) -> dict[str, int]:
-        """The three processes as they are now: pids of cache_manager, model_runner and gateway."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children}
-        return {command[2].decode(): pid for pid, command in commands.items() if command[1:2] == [b"-m"]}
+        """The processes as they are now: pids of cache_manager, model_runner, model_runner_standby and gateway."""
+        pids = {}
+        for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if command[1:2] == ["-m"]:
+                    pids[command[2] + ("_standby" if "--standby" in command else "")] = int(pid)
+        return pids
 
     def _read_ready_line(self) -> None:
         """Wait for the one line on standard output; `up` itself limits how long that takes."""

@@ -1,20 +1,17 @@
-"""Keep one child process alive: spawn, relay its log, restart with backoff, stop in good time."""
+"""Keep one of our processes alive: restart it when it dies or hangs, let another take over from it, stop it in time."""
 
 import asyncio
-import json
-import os
-import sys
-import time
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-_FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 5.0
-# A child that lived so long is not in a crash loop: its next restart is quick again.
-_SETTLED_S = 10.0
-_LONGEST_LOG_LINE = 2**20
+from pagekeeper.cli.life import Life, Line
+from pagekeeper.cli.pulse import Pulse, until_silent
+from pagekeeper.common.sockets import RuntimeDir
 
 log = structlog.get_logger()
 
@@ -28,100 +25,160 @@ class ChildFailedError(Exception):
         self.code = code
 
 
+@dataclass(frozen=True)
+class Program:
+    """What a child is.
+
+    Attributes:
+        name: what people call it.
+        module: what `python -m` runs.
+        flags: its command line; a switch has no value.
+        lock: the name that it holds in the runtime directory while it serves; empty if none.
+        health: where it answers grpc.health.v1: an address, or the flag that has it.
+    """
+
+    name: str
+    module: str
+    flags: dict[str, str | None]
+    lock: str = ""
+    health: str = ""
+
+
+class Backoff:
+    """How long a restart waits: not at all after a life that was ready, ever longer after those that were not."""
+
+    _FIRST_S = 0.1
+    _LONGEST_S = 5.0
+    # Even lives that were ready begin no faster than this, should each of them end at once.
+    _SHORTEST_LIFE_S = 1.0
+
+    def __init__(self) -> None:
+        self._next_s = self._FIRST_S
+
+    def delay_s(self, was_ready: bool, lived_s: float) -> float:
+        """After a life of so many seconds."""
+        if was_ready:
+            self._next_s = self._FIRST_S
+            return max(0.0, self._SHORTEST_LIFE_S - lived_s)
+        delay_s, self._next_s = self._next_s, min(2 * self._next_s, self._LONGEST_S)
+        return delay_s
+
+
 class Child:
-    """One of our processes, `python -m MODULE`, spawned so that it dies with us.
+    """One of our programs, kept alive.
 
     A child says that it is ready by a JSON log line whose event is "ready". The addresses in it replace those in
     `flags`, so a restart listens where the first start did, even if that had asked for any free port.
 
     Args:
-        name: what people call it.
-        module: the module to run.
-        flags: its command line, by flag.
-        relay: gets each line that the child writes, as a dictionary when it is a JSON log line.
+        program: what to run.
+        runtime_dir: where it holds its lock.
+        relay: gets each line that the child writes.
+        hang_limit_s: a child that answers nothing for so many seconds is killed; 0: none is.
+        after: who has to be ready before this one starts.
+
+    Attributes:
+        ready: set when it was ready for the first time.
+        flags: its command line as it is now.
     """
 
     def __init__(
-        self, name: str, module: str, flags: dict[str, str], relay: Callable[[str | dict[str, Any]], None]
+        self,
+        program: Program,
+        runtime_dir: RuntimeDir,
+        relay: Callable[[Line], None],
+        hang_limit_s: float = 0.0,
+        after: "Child | None" = None,
     ) -> None:
-        self.name = name
+        self.name = program.name
         self.ready = asyncio.Event()
-        self.flags = flags
-        self._module = module
+        self.flags = dict(program.flags)
+        self._program = program
+        self._runtime_dir = runtime_dir
         self._relay = relay
-        self._process: asyncio.subprocess.Process | None = None
+        self._hang_limit_s = hang_limit_s
+        self._after = after
+        self._life: Life | None = None
+        self._successor: Life | None = None
         self._stopping = asyncio.Event()
-        self._ended = asyncio.Event()
 
     async def keep_alive(self) -> None:
-        """Run the child, again each time it dies, until `stop`.
+        """Run the child, again each time it ends, until `stop`.
 
         Raises:
             ChildFailedError: it ended before it was ever ready: another try would end the same way.
         """
-        delay = _FIRST_DELAY_S
-        try:
-            while not self._stopping.is_set():
-                began = time.monotonic()
-                code = await self._run()
-                if self._stopping.is_set():
-                    return
-                if not self.ready.is_set():
-                    raise ChildFailedError(self.name, code)
-                if time.monotonic() - began > _SETTLED_S:
-                    delay = _FIRST_DELAY_S
-                log.warning("child died; restarting it", child=self.name, code=code, delay_s=delay)
-                await _wait_at_most(self._stopping, delay)
-                delay = min(2 * delay, _LONGEST_DELAY_S)
-        finally:
-            self._ended.set()
+        if self._after is not None:
+            await _first_of(self._after.ready.wait(), self._stopping.wait())
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            life, self._successor = self._successor, None
+            self._life = life = life or await self._begin()
+            code = await asyncio.shield(life.end)
+            if self._stopping.is_set():
+                return
+            if not self.ready.is_set():
+                raise ChildFailedError(self.name, code)
+            if code:
+                log.warning("child died", child=self.name, code=code)
+            if self._successor is None:
+                delay_s = backoff.delay_s(life.ready.done(), life.seconds)
+                log.info("another starts as soon as nobody serves in its place", child=self.name, delay_s=delay_s)
+                await _first_of(asyncio.sleep(delay_s), self._stopping.wait())
+                await self._until_free()
 
-    async def stop(self, grace_s: float) -> None:
-        """End the child: SIGTERM, and SIGKILL after `grace_s` seconds. `keep_alive` returns."""
+    async def replace(self) -> bool:
+        """Have a fresh process take over from the one that serves.
+
+        It starts beside the old one, which serves until then, and afterwards if the new one fails.
+
+        Returns:
+            Whether the new one serves.
+        """
+        if not self.ready.is_set() or self._stopping.is_set() or self._successor is not None:
+            return False
+        successor = self._successor = await self._begin("--replace")
+        await _first_of(successor.ready, successor.end)
+        if self._successor is successor and successor.end.done():
+            self._successor = None
+            log.error("the replacement failed; the old one serves on", child=self.name, code=successor.end.result())
+        return successor.ready.done()
+
+    async def stop(self, grace_s: float) -> bool:
+        """End the child: SIGTERM, and SIGKILL after `grace_s` seconds. `keep_alive` returns.
+
+        Returns:
+            Whether it ended by itself.
+        """
         self._stopping.set()
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
-            if not await _wait_at_most(self._ended, grace_s):
-                log.error("child does not stop; killing it", child=self.name, grace_s=grace_s)
-                self.kill()
-                await self._ended.wait()
+        lives = self._lives()
+        for life in lives:
+            life.terminate()
+        _, late = await asyncio.wait([life.end for life in lives], timeout=grace_s) if lives else (set(), set())
+        if late:
+            log.error("child does not stop; killing it", child=self.name, grace_s=grace_s)
+            self.kill()
+            await asyncio.wait(late)
+        return not late
 
     def kill(self) -> None:
         """End the child at once."""
         self._stopping.set()
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        for life in self._lives():
+            life.kill()
 
-    async def _run(self) -> int:
-        """Run the child once and return its exit code."""
-        args = [part for flag, value in self.flags.items() for part in (flag, value)]
-        self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pagekeeper.cli.child", str(os.getpid()), self._module, *args),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            limit=_LONGEST_LOG_LINE,
-            process_group=0,  # Ctrl-C is for the supervisor, who stops its children in order
-        )
+    def _lives(self) -> list[Life]:
+        return [life for life in (self._life, self._successor) if life is not None]
+
+    async def _begin(self, *switches: str) -> Life:
+        life = await Life.begin(self._program.module, self.flags | dict.fromkeys(switches), self._relay)
+        life.ready.add_done_callback(lambda ready: self._note_ready(ready.result()))
         if self._stopping.is_set():
-            process.terminate()
-        await self._relay_lines(process)
-        return await process.wait()
-
-    async def _relay_lines(self, process: asyncio.subprocess.Process) -> None:
-        """Pass on what the child writes until it has closed its end."""
-        assert process.stdout is not None  # noqa: S101 - it was asked for as a pipe
-        while True:
-            try:
-                line = await process.stdout.readline()
-            except ValueError:  # longer than the limit; the reader has dropped it
-                continue
-            if not line:
-                return
-            parsed = _parse(line.decode(errors="replace").rstrip("\n"))
-            if isinstance(parsed, dict) and parsed.get("event") == "ready":
-                self._note_ready(parsed)
-            self._relay(parsed)
+            life.terminate()
+        if self._hang_limit_s:
+            watch = asyncio.create_task(self._kill_if_it_hangs(life))
+            life.end.add_done_callback(lambda _: watch.cancel())
+        return life
 
     def _note_ready(self, event: dict[str, Any]) -> None:
         for flag in self.flags:
@@ -130,19 +187,41 @@ class Child:
                 self.flags[flag] = address
         self.ready.set()
 
+    async def _kill_if_it_hangs(self, life: Life) -> None:
+        health = self._program.health
+        pulse = Pulse(life.pid, lambda: self.flags.get(health, health) if life.ready.done() else None)
+        try:
+            await until_silent(pulse.ask, self._hang_limit_s)
+        finally:
+            await pulse.close()
+        if not self._stopping.is_set():
+            log.error("child hangs; killing it", child=self.name, pid=life.pid, hang_limit_s=self._hang_limit_s)
+            life.kill()
 
-def _parse(line: str) -> str | dict[str, Any]:
+    async def _until_free(self) -> None:
+        """Wait while another process serves under the name of this child, such as one that has taken over from it."""
+        if not self._program.lock:
+            return
+        loop = asyncio.get_running_loop()
+        free = asyncio.Event()
+
+        def wait() -> None:
+            with contextlib.suppress(OSError):  # where there is no directory, nobody serves
+                self._runtime_dir.wait_until_free(self._program.lock)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+                loop.call_soon_threadsafe(free.set)
+
+        # Nothing can end its wait for the kernel's lock; at `stop` it is left behind.
+        threading.Thread(target=wait, name=f"wait for {self._program.lock}", daemon=True).start()
+        await _first_of(free.wait(), self._stopping.wait())
+
+
+async def _first_of(*awaitables: Awaitable[object]) -> None:
+    """Wait for the first; futures and tasks among them go on."""
+    futures = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
-        value = json.loads(line)
-    except ValueError:
-        return line
-    return value if isinstance(value, dict) else line
-
-
-async def _wait_at_most(event: asyncio.Event, seconds: float) -> bool:
-    """Whether the event came in time."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for future, awaitable in zip(futures, awaitables, strict=True):
+            if future is not awaitable:
+                future.cancel()
