@@ -180,6 +180,10 @@ class GatewayClient:
             while await self.is_serving() is not serving:
                 await asyncio.sleep(_POLL_S)
 
+    async def until_runners(self, count: int) -> None:
+        """Wait until so many runners have been ready and are not lost."""
+        await until(lambda: len(self.gateway._runners._router._fleet._runners) == count)
+
     def admission(self) -> tuple[int, int]:
         """Requests with a permit, and requests in the queue."""
         return self.gateway._service._admission.running, self.gateway._service._admission.waiting
