@@ -1,26 +1,33 @@
-"""Candidates of one request, opened and computed as one up to where they part."""
+"""Candidates of one request: what they have in common is computed once, and what is each one's own is found again."""
 
 from collections.abc import Iterable
 from itertools import takewhile
 
-from model_runner.sequence import PendingFork, Sequence, Status
+from model_runner.sequence import PendingFork, PendingOpens, Sequence, Status
 
 
-def gather(candidates: list[Sequence]) -> Sequence:
-    """Choose the sequence that is opened for all of `candidates`, which nobody has opened; the others follow it.
+def gather(candidates: list[Sequence], block_size: int) -> list[Sequence]:
+    """Choose which of `candidates`, which nobody has opened, are opened now; the others follow one of them.
 
-    It is one of the shortest. So if some candidates end where all part, it is one of those whose next token is sampled
-    from the logits of the last token in common.
+    One of the shortest leads. Those that end where all part have nothing of their own: they fork off it there, and
+    sample from the same logits. Whoever has gone on alone is opened alone, so that it finds its own blocks if there are
+    any; but only once the whole blocks in common are sealed, or each of them would compute these as well.
     """
     leader, *others = sorted(candidates, key=lambda candidate: len(candidate.token_ids))
-    for other in others:
-        other.status = Status.FOLLOWING
-    if others:
-        common = _num_common_tokens(leader, others)
-        # What any of them had computed of the common tokens was there for all.
-        leader.was_computed = max(leader.was_computed, *(min(other.was_computed, common) for other in others))
-        leader.fork = PendingFork(common, others)
-    return leader
+    if not others:
+        return [leader]
+    common = _num_common_tokens(leader, others)
+    forking = [other for other in others if len(other.token_ids) == common]
+    opening = [other for other in others if len(other.token_ids) > common]
+    # What any of them had computed of the common tokens was there for all.
+    leader.was_computed = max(leader.was_computed, *(min(other.was_computed, common) for other in others))
+    if forking:
+        leader.fork = PendingFork(common, forking)
+    if common < block_size:
+        return [leader, *opening]
+    if opening:
+        leader.opens = PendingOpens(common - common % block_size, opening)
+    return [leader]
 
 
 def _num_common_tokens(leader: Sequence, others: Iterable[Sequence]) -> int:

@@ -16,7 +16,8 @@ _ORDER = attrgetter("order")
 class Roster:
     """Moves sequences from one status to another. The lists are for others to read."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
         self.by_id: dict[SequenceId, Sequence] = {}
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -24,6 +25,8 @@ class Roster:
         """Preempted or ended, with blocks that are to be released."""
         self.trunks: list[Sequence] = []
         """Those that run and have a fork before them."""
+        self.guides: list[Sequence] = []
+        """Those that run and compute what others wait for, to be opened by themselves."""
         self.searches: list[BeamGroup] = []
         """Those whose sequences run."""
 
@@ -44,7 +47,7 @@ class Roster:
             if len(group) > 1:
                 for candidate in group:
                     candidate.candidates = group
-            self._wait(gather(group))
+            self._gather(group)
 
     def run(self, sequence: Sequence) -> None:
         """The cache manager has opened it."""
@@ -52,6 +55,8 @@ class Roster:
         self._run(sequence)
         if sequence.fork is not None:
             self.trunks.append(sequence)
+        if sequence.opens is not None:
+            self.guides.append(sequence)
         if sequence.beams is not None:
             self.searches.append(sequence.beams)
 
@@ -63,6 +68,16 @@ class Roster:
         for child in children:
             self._run(child)
         return children
+
+    def let_follow(self, guide: Sequence) -> None:
+        """What others need of it can be found: they wait to be opened."""
+        self.guides.remove(guide)
+        pending, guide.opens = guide.opens, None
+        for sequence in [] if pending is None else pending.sequences:
+            # It finds what was computed for all: no hit to speak of.
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = guide.num_cached_tokens
+            self._wait(sequence)
 
     def move_beams(self, given_up: Iterable[Sequence], begun: Iterable[Sequence]) -> None:
         """Some sequences of a search have lost their beams; some, of these too, have got one."""
@@ -106,10 +121,10 @@ class Roster:
             self._stop_running(sequence)
         elif status is Status.FOLLOWING:
             self._stop_following(sequence)
-        if sequence.fork is not None:
+        if followers := _followers(sequence):
             # Another one is opened for those who followed; it finds what this one has computed.
-            self._wait(gather(sequence.fork.children))
-            sequence.fork = None
+            sequence.fork = sequence.opens = None
+            self._gather(followers)
         if not sequence.open_sent:
             del self.by_id[sequence.id]
         elif status is not Status.PREEMPTED:
@@ -119,16 +134,23 @@ class Roster:
         """Forget every grant. What has not ended waits, the candidates of a request together again."""
         live = [sequence for sequence in self.by_id.values() if sequence.status is not Status.ENDED]
         self.by_id = {sequence.id: sequence for sequence in live}
-        self.waiting, self.running, self.leaving, self.trunks, self.searches = [], [], [], [], []
+        self.waiting, self.running, self.leaving = [], [], []
+        self.trunks, self.guides, self.searches = [], [], []
         for sequence in live:
             grants.give_up(sequence)
-            sequence.fork = None
+            sequence.fork = sequence.opens = None
         for sequence in live:
             group = sequence.candidates or [sequence]
             if sequence.beams is not None and sequence is sequence.beams.leader:
                 self._start_search(sequence.beams)
             elif sequence.beams is None and sequence is group[0]:
-                self._wait(gather(group))
+                self._gather(group)
+
+    def _gather(self, group: list[Sequence]) -> None:
+        for sequence in group:
+            sequence.status = Status.FOLLOWING
+        for sequence in gather(group, self._block_size):
+            self._wait(sequence)
 
     def _wait(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
@@ -149,6 +171,8 @@ class Roster:
         self.running.remove(sequence)
         if sequence in self.trunks:
             self.trunks.remove(sequence)
+        if sequence in self.guides:
+            self.guides.remove(sequence)
         if sequence.beams in self.searches:
             self.searches.remove(sequence.beams)
 
@@ -160,3 +184,11 @@ class Roster:
                     leader.fork = None
                     if leader in self.trunks:
                         self.trunks.remove(leader)
+            elif leader.opens is not None and sequence in leader.opens.sequences:
+                leader.opens.sequences.remove(sequence)
+
+
+def _followers(sequence: Sequence) -> list[Sequence]:
+    forking = [] if sequence.fork is None else sequence.fork.children
+    opening = [] if sequence.opens is None else sequence.opens.sequences
+    return forking + opening

@@ -12,8 +12,8 @@ Continuous batching with chunked prefill under a token budget: sequences that ne
 then prompts in order of priority and arrival. Under shortage the youngest running sequence gives way; it is opened
 again later with everything it has, which is also how a runner starts over on an empty pool.
 
-Candidates of one request are opened and computed as one sequence up to where they part, and fork there. The beams of a
-search fork as each step's tokens tell, so after `complete` they have words of their own for the cache manager:
+Candidates of one request are opened and computed as one sequence, and fork where its known tokens end; one that has gone
+on alone is opened when what it has in common with the others can be found. The beams of a search fork as each step's tokens tell, so after `complete` they have words of their own for the cache manager:
 
     complete(sampled)  →  plan_beams()  →  apply(results)  →  schedule()
 """
@@ -65,7 +65,7 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
-        self._roster = Roster()
+        self._roster = Roster(limits.block_size)
         self._planned: list[Operation] = []
         self._copies: list[BlockCopy] = []
         self._sampling: list[Sequence] = []
@@ -174,6 +174,7 @@ class Scheduler:
         releases = list(self._releases())
         forks = list(self._forks())
         extends = list(self._extends())
+        self._let_follow()
         opens = list(self._opens())
         self._planned = [*seals, *releases, *self._withdrawals(opens), *forks, *extends, *opens]
         self._short = self._head_refused = False
@@ -307,8 +308,13 @@ class Scheduler:
             if trunk.num_launched == trunk.most_slots:
                 children = self._roster.part(trunk)
                 yield grants.fork(trunk, trunk.num_launched, children)
-                if trunk.num_in_flight:
-                    self._forked_in_flight += children
+                self._forked_in_flight += children
+
+    def _let_follow(self) -> None:
+        """Whoever waits for blocks of another one is opened after the seals of these."""
+        for guide in self._roster.guides.copy():
+            if guide.opens is not None and guide.num_computed >= guide.opens.num_tokens:
+                self._roster.let_follow(guide)
 
     def _extends(self) -> Iterator[Extend]:
         budget = self._limits.max_batch_tokens
@@ -403,6 +409,4 @@ def _siblings(entries: list[Scheduled]) -> Iterator[Siblings]:
     for row, entry in enumerate(entries):
         pending = entry.sequence.fork
         if pending is not None and entry.samples:
-            ending = [child for child in pending.children if len(child.token_ids) == pending.num_tokens]
-            if ending:
-                yield Siblings(row, ending)
+            yield Siblings(row, pending.children.copy())

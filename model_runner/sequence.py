@@ -7,6 +7,7 @@
      └──── preempted: Release ┘            cancelled (from any) ───┘
 
   FOLLOWING ── Fork of another one ──▶ RUNNING
+  FOLLOWING ── what it has in common with another one is sealed ──▶ WAITING
 ```
 
 Preemption, resume after a runner's death and a restart of the cache manager are all the same arrow back to WAITING:
@@ -43,7 +44,7 @@ class Status(enum.Enum):
 
     WAITING = enum.auto()
     FOLLOWING = enum.auto()
-    """Waits for another sequence of its request to fork; the cache manager does not know it."""
+    """Waits for another sequence of its request; the cache manager does not know it."""
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
     """Chosen to give way; its Release goes out with the next message, then it waits again."""
@@ -52,12 +53,21 @@ class Status(enum.Enum):
 
 @dataclass(eq=False)
 class PendingFork:
-    """Sequences that are opened as one, since they begin with the same tokens."""
+    """Sequences that are opened as one, since they have the same tokens."""
 
     num_tokens: int
     """How many those are: where they part."""
     children: list["Sequence"]
     """All but the one that is opened."""
+
+
+@dataclass(eq=False)
+class PendingOpens:
+    """Sequences that are opened by themselves once the whole blocks that they begin with can be found."""
+
+    num_tokens: int
+    """In these blocks."""
+    sequences: list["Sequence"]
 
 
 @dataclass(eq=False)
@@ -83,6 +93,8 @@ class Sequence:
     """Itself and the others of its request that have not ended, one list for all; empty if it never had others."""
     fork: PendingFork | None = None
     """What others wait for while this one is opened, and computed, for them too."""
+    opens: PendingOpens | None = None
+    """What others wait for while this one computes what they need as well."""
     beams: "BeamGroup | None" = None
     """The search that this is a beam of."""
     prompt_logprobs: PromptLogprobs | None = None

@@ -74,8 +74,20 @@ def test_resumed_candidates_go_on_where_they_were(model: LoadedModel, received: 
         assert under_test.wait(*answers) == whole
         computed = sum(max(0, count - 1) for count in received)
         counted = sum(answer.sequence.num_recomputed_tokens for answer in answers)
-        # The prompt is computed again once for all, what is their own by each.
-        assert counted == (21 if any(received) else 0) + computed
+        # The prompt's whole blocks are computed again once for all, what follows them by each that has gone on.
+        assert counted == 0 if not any(received) else 16 + computed < counted <= 16 + computed + 4 * BLOCK_SIZE
+        under_test.settle()
+
+
+def test_resumed_candidates_compute_less_than_a_block_each_of_what_is_cached(model: LoadedModel) -> None:
+    prompt = prompt_of(21, seed=3)
+    with running_engine(model) as under_test:
+        whole = under_test.wait(*under_test.submit_candidates(prompt, 4, 60, seed=9))
+        for received in ((0, 5, 9, 43), (30, 18, 36, 22), (12, 12, 12, 12)):
+            generated = {index: whole[index][:count] for index, count in enumerate(received)}
+            answers = under_test.submit_candidates(prompt, 4, 60, seed=9, generated=generated)
+            assert under_test.wait(*answers) == whole
+            assert max(answer.sequence.num_recomputed_tokens for answer in answers) < BLOCK_SIZE
         under_test.settle()
 
 

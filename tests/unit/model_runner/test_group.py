@@ -3,7 +3,7 @@
 from model_runner.beam_group import BeamGroup, Move, most_blocks
 from model_runner.beam_search import BeamSearch, BeamSearchParams, EarlyStopping
 from model_runner.group import gather
-from model_runner.sequence import SamplingParams, Sequence, Status
+from model_runner.sequence import SamplingParams, Sequence
 from pagekeeper.common.ids import SequenceId
 
 
@@ -19,30 +19,52 @@ def sequence(number: int, *generated: int, was_computed: int = 0) -> Sequence:
     )
 
 
+SIZE = 2
+
+
 def test_a_lone_candidate_has_nobody_to_wait_for() -> None:
     alone = sequence(1, 4)
-    assert gather([alone]) is alone
-    assert alone.fork is None
+    assert gather([alone], SIZE) == [alone]
+    assert (alone.fork, alone.opens) == (None, None)
 
 
-def test_the_shortest_leads_and_the_first_of_equals() -> None:
-    candidates = [sequence(1, 4, 5), sequence(2, 4), sequence(3, 4)]
-    leader = gather(candidates)
-    assert leader is candidates[1]
+def test_those_that_end_alike_fork_off_the_first_of_them() -> None:
+    candidates = [sequence(1, 4), sequence(2, 4), sequence(3, 4)]
+    assert gather(candidates, SIZE) == candidates[:1]
+    leader = candidates[0]
     assert leader.fork is not None
-    assert leader.fork.num_tokens == 4
-    assert leader.fork.children == [candidates[2], candidates[0]]
-    assert [candidate.status for candidate in candidates] == [Status.FOLLOWING, Status.WAITING, Status.FOLLOWING]
+    assert (leader.fork.num_tokens, leader.fork.children) == (4, candidates[1:])
+    assert leader.opens is None
 
 
-def test_they_part_at_the_first_token_that_differs() -> None:
-    leader = gather([sequence(1, 4, 5, 6), sequence(2, 4, 7, 6, 8)])
+def test_the_shortest_leads_and_who_has_gone_on_alone_follows_once_their_whole_blocks_are_sealed() -> None:
+    candidates = [sequence(1, 4, 5), sequence(2, 4), sequence(3, 4), sequence(4, 4, 6, 7)]
+    leader = candidates[1]
+    assert gather(candidates, SIZE) == [leader]
     assert leader.fork is not None
-    assert leader.fork.num_tokens == 4
+    assert leader.fork.children == [candidates[2]]
+    assert leader.opens is not None
+    assert (leader.opens.num_tokens, leader.opens.sequences) == (4, [candidates[0], candidates[3]])
+
+
+def test_none_that_ends_where_all_part_means_no_fork() -> None:
+    candidates = [sequence(1, 4, 5, 6), sequence(2, 4, 7, 6, 8)]
+    assert gather(candidates, 3) == candidates[:1]
+    leader = candidates[0]
+    assert leader.fork is None
+    assert leader.opens is not None
+    assert (leader.opens.num_tokens, leader.opens.sequences) == (3, candidates[1:])
+
+
+def test_without_a_whole_block_in_common_nobody_waits_to_be_opened() -> None:
+    candidates = [sequence(1), sequence(2), sequence(3, 4, 5)]
+    assert gather(candidates, 4) == [candidates[0], candidates[2]]
+    assert candidates[0].fork is not None
+    assert candidates[0].fork.children == [candidates[1]]
 
 
 def test_what_one_had_computed_was_computed_for_all() -> None:
-    leader = gather([sequence(1), sequence(2, 4, 5, was_computed=4)])
+    (leader,) = gather([sequence(1), sequence(2, 4, 5, was_computed=4)], SIZE)
     assert leader.was_computed == 3
 
 

@@ -50,36 +50,49 @@ def test_what_is_in_flight_at_a_fork_is_the_childrens_too() -> None:
     assert (second.num_computed, second.num_launched) == (8, 8)
 
 
-def test_resumed_candidates_are_opened_by_what_they_have_in_common() -> None:
+def test_resumed_candidates_find_their_own_blocks_once_those_in_common_can_be_found() -> None:
     runner = Runner()
     a, b, c = runner.add_candidates(8, [5, 6, 7, 8], [5, 6], [5, 6, 7])
-    runner.answers.cached = {b.id: 9}
+    runner.answers.cached = {a.id: 8, b.id: 9, c.id: 8}
     _, operations, _ = runner.step()
-    # The shortest ends where all part: its last token is computed, for the logits.
     assert operations == [Open(b.id, "t", [1] * 8 + [5, 6], 9, 32, reopen=True)]
     work, operations, outputs = runner.step(token=9)
     assert work == {b.id: 1}
-    assert operations == [Fork(b.id, 10, [c.id, a.id]), Extend(b.id, 11), Extend(c.id, 11), Extend(a.id, 12)]
+    assert operations == [
+        Open(a.id, "t", [1] * 8 + [5, 6, 7, 8], 11, 32, reopen=True),
+        Open(c.id, "t", [1] * 8 + [5, 6, 7], 10, 32, reopen=True),
+    ]
     assert outputs == [Output(b, 2, 9, None)]
     work, _, outputs = runner.step(token=4)
-    assert work == {a.id: 2, b.id: 1, c.id: 1}
-    assert outputs == [Output(b, 3, 4, None), Output(c, 3, 4, None), Output(a, 4, 4, None)]
-    # What had been computed for `a` and not found: a token that all have in common, and one of its own.
-    assert [s.num_recomputed_tokens for s in (a, b, c)] == [1, 1, 0]
+    assert work == {a.id: 4, b.id: 1, c.id: 3}
+    assert outputs == [Output(b, 3, 4, None), Output(a, 4, 4, None), Output(c, 3, 4, None)]
+    # What had been computed, if only for one of them, and was not found: less than a block each.
+    assert [s.num_recomputed_tokens for s in (a, b, c)] == [3, 1, 2]
+    assert [s.num_cached_tokens for s in (a, b, c)] == [8, 8, 8]
 
 
-def test_candidates_of_which_none_ends_where_they_part_need_no_logits_there() -> None:
-    runner = Runner()
-    a, b = runner.add_candidates(8, [5, 6], [6, 5])
-    runner.answers.cached = {a.id: 8}
+def test_resumed_candidates_wait_while_the_blocks_in_common_are_computed_once() -> None:
+    runner = Runner(max_batch_tokens=16)
+    a, b = runner.add_candidates(32, [5], [6])
+    runner.step()
+    opens = []
+    for _ in range(3):
+        _, operations, _ = runner.step()
+        opens.append([o.sequence for o in operations if isinstance(o, Open)])
+    assert opens == [[], [], [b.id]]
+    assert a.num_computed == 33
+    assert b.num_cached_tokens == 0  # by the cache it is a miss, whatever `a` has computed meanwhile
+
+
+def test_who_waits_for_a_candidate_that_is_cancelled_is_opened_by_itself() -> None:
+    runner = Runner(max_batch_tokens=8)
+    a, b, c = runner.add_candidates(16, [5], [6], [7])
+    runner.step()
+    runner.scheduler.cancel(c.id)
+    runner.scheduler.cancel(a.id)
     _, operations, _ = runner.step()
-    assert operations == [Open(a.id, "t", [1] * 8, 8, 32, reopen=True)]
-    work, operations, _ = runner.step()
-    assert work == {}
-    assert operations == [Fork(a.id, 8, [b.id]), Extend(a.id, 10), Extend(b.id, 10)]
-    work, _, outputs = runner.step()
-    assert work == {a.id: 2, b.id: 2}
-    assert outputs == [Output(a, 2, 5, None), Output(b, 2, 5, None)]
+    assert operations == [Release(a.id, []), Open(b.id, "t", [1] * 16 + [6], 16, 8, reopen=True)]
+    assert b.opens is None
 
 
 def test_a_group_waits_until_all_of_it_may_run_and_is_not_overtaken() -> None:
@@ -156,9 +169,12 @@ def test_after_a_restart_candidates_share_again_what_they_have_in_common() -> No
     second.token_ids[-1] = 7
     runner.scheduler.restart()
     _, operations, _ = runner.step()
-    assert operations == [Open(first.id, "t", [1] * 8 + [5], 9, 32, reopen=True)]
+    assert operations == [Open(first.id, "t", [1] * 8 + [5, 5], 9, 32, reopen=True)]
     _, operations, _ = runner.step()
-    assert operations[0] == Fork(first.id, 9, [second.id])
+    assert operations == []
+    _, operations, _ = runner.step()
+    assert isinstance(operations[0], Seal)
+    assert operations[1:] == [Open(second.id, "t", [1] * 8 + [5, 7], 9, 32, reopen=True)]
 
 
 # -- beams
