@@ -23,6 +23,7 @@ from cache_manager.memory.mapping import StaleDescriptors, map_pool
 from cache_manager.prefix_cache import Fingerprint
 from kernels.kv_layout import KvLayout
 from pagekeeper.common.errors import ConfigurationError, PagekeeperError
+from pagekeeper.common.failpoints import failpoint
 from pagekeeper.common.ids import Epoch
 from pagekeeper.common.operations import Operation, Result, StepMessage
 from pagekeeper.common.sockets import CHANNEL_OPTIONS, RuntimeDir, unix_target
@@ -167,6 +168,7 @@ class CacheClient(Exchange):
         try:
             self._stream = _Stream(self._target, self._hello, timeout_s)
             threading.Thread(target=self._watch_manager, name="cache-manager-watch", daemon=True).start()
+            failpoint("runner.mid_attach")
             self._memory = self._map(handover.descriptors, cuda)
         except BaseException:
             handover.close()
@@ -205,6 +207,7 @@ class CacheClient(Exchange):
         self._stream.close()
         if self._manager_gone.is_set():
             raise CacheConnectionLost("the cache manager is gone")
+        failpoint("runner.mid_reattach")
         self._stream = _Stream(self._target, self._hello, timeout_s)
         if self._manager_gone.is_set():
             self._stream.lose("the cache manager is gone")

@@ -2,9 +2,11 @@
 
 import asyncio
 import collections
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import grpc
 import structlog
@@ -15,12 +17,15 @@ from cache_manager.quarantine import Quarantine
 from cache_manager.sessions import CachePolicy, ProtocolViolation
 from cache_manager.shared_pool import SharedPool
 from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.failpoints import failpoint
 from pagekeeper.common.ids import Epoch
 from pagekeeper.common.rpc_errors import errors_as_status
 from pagekeeper.v1 import cache_pb2 as pb
 from pagekeeper.v1 import cache_pb2_grpc as pb_grpc
 
 _HELLO_SECONDS = 10.0
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]"
 
 _log = structlog.get_logger()
 
@@ -57,6 +62,7 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
         self._quarantine = quarantine
         self._runners: dict[bytes, _Runner] = {}
         """By session token."""
+        self._streams: set[_Context] = set()
 
     def descriptors_for(self, connection: RunnerConnection) -> list[int]:
         """What the runner needs to map the pool, which is made anew first where it must and nobody has it mapped."""
@@ -73,19 +79,25 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
         epoch = self._runners.pop(connection.token).epoch
         if epoch is None:
             return
+        failpoint("manager.mid_release")
         outlived = self._pool.outlived_by_device_work and not connection.said_goodbye
         quarantined = self._policy.detach(epoch, quarantine=outlived)
         if quarantined:
             self._quarantine.hold(quarantined, connection.take_pidfd())
         _log.info("session ended", epoch=epoch, pid=connection.pid, quarantined=bool(quarantined))
 
+    async def close(self) -> None:
+        """End every stream. The hand-over connections have ended before, so runners look for another manager."""
+        for stream in list(self._streams):
+            with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
+                await stream.abort(grpc.StatusCode.UNAVAILABLE, "the cache manager is stopping")
+
     async def Attach(
-        self,
-        request_iterator: AsyncIterator[pb.AttachRequest],
-        context: "grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]",
+        self, request_iterator: AsyncIterator[pb.AttachRequest], context: _Context
     ) -> AsyncIterator[pb.AttachResponse]:
         """One session: hello and granted, then messages and results."""
         async with errors_as_status(context):
+            self._streams.add(context)
             try:
                 async with asyncio.timeout(_HELLO_SECONDS):
                     hello = wire.hello_from_proto(await anext(request_iterator))
@@ -93,8 +105,11 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
                 yield pb.AttachResponse(granted=granted)
                 epoch = Epoch(granted.epoch)
                 async for request in request_iterator:
+                    failpoint("manager.before_apply")
                     message = wire.message_from_proto(request)
-                    yield wire.results_to_proto(message.number, self._policy.apply(epoch, message))
+                    results = self._policy.apply(epoch, message)
+                    failpoint("manager.after_apply")
+                    yield wire.results_to_proto(message.number, results)
             except (StopAsyncIteration, TimeoutError):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the stream brought no hello")
             except UnknownToken as error:
@@ -102,6 +117,8 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
             except (ConfigurationError, ProtocolViolation) as error:
                 _log.warning("refused a runner", reason=str(error))
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            finally:
+                self._streams.discard(context)
 
     def _attach(self, hello: pb.AttachHello) -> pb.AttachGranted:
         runner = self._runners.get(hello.session_token)
@@ -118,6 +135,7 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
             supersedes=runner.epoch,
         )
         runner.epoch = attachment.epoch
+        failpoint("manager.mid_attach")
         if attachment.dropped_blocks:
             _log.warning("carved the pool anew, the cache is lost", cached_blocks=attachment.dropped_blocks)
         _log.info(
