@@ -1,6 +1,6 @@
 """What runners say of one request, as the messages that its client gets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.finish_reason import FinishReason
@@ -63,21 +63,18 @@ class Messages:
         self.open = set(range(sampling.n))
         self.num_emitted = 0
 
-    def resume(self, index: int, token_ids: list[int]) -> tuple[Sequence[int], FinishReason | None]:
-        """Rebuild a candidate's state behind tokens that the client has.
+    def begin(self, resumed: Mapping[int, Sequence[int]]) -> Generation:
+        """The generation whose messages these are. To be called once, first.
 
-        Returns:
-            The tokens that belong to its answer, and why they are the whole of it, if they are.
+        Args:
+            resumed: by candidate, the tokens that the client has; what it has of the text was sent with them.
         """
-        request, candidate = self._request, self._candidates[index]
-        can_end = range(request.sampling.min_tokens, len(token_ids))
-        end = next((place for place in can_end if token_ids[place] in request.stop_token_ids), None)
-        piece = candidate.answer.push(token_ids[:end])
-        candidate.num_resumed = candidate.position = len(piece.token_ids)
-        self.num_emitted += candidate.position
-        if piece.finish_reason or end is not None:
-            return piece.token_ids, FinishReason.STOP
-        return piece.token_ids, FinishReason.LENGTH if len(token_ids) >= request.max_tokens else None
+        rebuilt = {index: self._resume(index, token_ids) for index, token_ids in resumed.items()}
+        generation = Generation(self._request, {index: kept for index, (kept, _) in rebuilt.items()})
+        for index, (_, finish_reason) in rebuilt.items():
+            if finish_reason:
+                generation.end_resumed(index, finish_reason)
+        return generation
 
     def add(self, news: News) -> list[int]:
         """Put what has come into the next message.
@@ -115,6 +112,22 @@ class Messages:
         # The hypotheses stand in their place.
         self._message.ClearField("beams")
         return self.take()
+
+    def _resume(self, index: int, token_ids: Sequence[int]) -> tuple[Sequence[int], FinishReason | None]:
+        """Rebuild a candidate's state behind tokens that the client has.
+
+        Returns:
+            The tokens that belong to its answer, and why they are the whole of it, if they are.
+        """
+        request, candidate = self._request, self._candidates[index]
+        can_end = range(request.sampling.min_tokens, len(token_ids))
+        end = next((place for place in can_end if token_ids[place] in request.stop_token_ids), None)
+        piece = candidate.answer.push(token_ids[:end])
+        candidate.num_resumed = candidate.position = len(piece.token_ids)
+        self.num_emitted += candidate.position
+        if piece.finish_reason or end is not None:
+            return piece.token_ids, FinishReason.STOP
+        return piece.token_ids, FinishReason.LENGTH if len(token_ids) >= request.max_tokens else None
 
     def _add_tokens(self, tokens: Tokens) -> bool:
         """Put a candidate's tokens into the next message; returns whether they end it."""

@@ -9,7 +9,6 @@ import structlog
 from gateway.admission import Admission
 from gateway.authentication import Context, tenant_of
 from gateway.config import GatewaySettings
-from gateway.generation import Generation
 from gateway.intake import Intake
 from gateway.live_requests import LiveRequest, LiveRequests
 from gateway.model import ServedModel
@@ -71,11 +70,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
             messages = await self._resolver.messages(valid, resolved)
         structlog.contextvars.bind_contextvars(request_id=resolved.request_id, tenant=resolved.tenant)
 
-        resumed = {index: messages.resume(index, token_ids) for index, token_ids in (valid.resumed or {}).items()}
-        generation = Generation(resolved, {index: kept for index, (kept, _) in resumed.items()})
-        for index, (_, finish_reason) in resumed.items():
-            if finish_reason:
-                generation.end_resumed(index, finish_reason)
+        generation = messages.begin(valid.resumed or {})
         live = LiveRequest(generation)
         context.add_done_callback(lambda _: live.release.close())  # type: ignore[arg-type]  # the stub names no protocol
         try:

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from pagekeeper.common.sockets import RuntimeDir
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc, runner_pb2, types_pb2
-from pagekeeper.v1.generate_pb2 import ChatMessage, GenerateRequest, Resume
+from pagekeeper.v1.generate_pb2 import ChatMessage, GenerateRequest
 from tests.fakes.gateway import (
     Answer,
     GatewayClient,
@@ -437,60 +437,6 @@ async def test_bytes_that_are_no_message_are_the_clients_fault(client: GatewayCl
     assert "not a message" in status.message
 
 
-async def test_a_resumed_stream_goes_on_behind_the_tokens_that_the_client_has(
-    client: GatewayClient, runner: FakeRunner
-) -> None:
-    runner.script.token = spoken
-    request = prompt_request(PROMPT, seed=1, max_tokens=60, stop=["so too"])
-    whole = await client.generate(request)
-    for received in (1, 5, 17, len(whole.token_ids) - 1):
-        first = byte_level_tokenizer().decode(whole.token_ids[:received])
-        candidate = Resume.Candidate(token_ids=whole.token_ids[:received])
-        request.resume.CopyFrom(Resume(candidates=[candidate], seed=1))
-        rest = await client.generate(request)
-        assert (rest.first_position, rest.seed) == (received, 1)
-        assert whole.token_ids[:received] + rest.token_ids == whole.token_ids
-        assert whole.text.endswith(rest.text)
-        assert len(first.rstrip("\ufffd")) + len(rest.text) >= len(whole.text)
-        assert (rest.usage.resumed_tokens, rest.usage.completion_tokens) == (received, len(whole.token_ids))
-        assert list(runner.submits[-1].candidates[0].generated_token_ids) == whole.token_ids[:received]
-
-
-async def test_a_resumed_stream_takes_over_the_live_one(client: GatewayClient, runner: FakeRunner) -> None:
-    runner.script.step_s = 0.01
-    request = prompt_request(PROMPT, seed=1, max_tokens=50)
-    request.request_id = "mine"
-    older = client.stub.Generate(request)
-    first = await anext(aiter(older))
-    request.resume.CopyFrom(Resume(candidates=[Resume.Candidate(token_ids=first.deltas[0].token_ids)], seed=1))
-    newer = await client.generate(request)
-    assert [*first.deltas[0].token_ids, *newer.token_ids] == answer_of(1, PROMPT, 50)
-    assert (await failure(older))[0] == grpc.StatusCode.ALREADY_EXISTS
-    assert runner.cancels == [runner.submits[0].request]
-
-
-async def test_a_resumed_stream_keeps_its_permit_from_those_that_wait(
-    runtime_dir: Path, model: Path, runner: FakeRunner
-) -> None:
-    runner.script.pauses_at = 5
-    async with running_gateway(runtime_dir, model, max_concurrent=1, max_queue=1) as client:
-        request = prompt_request(PROMPT, seed=1, max_tokens=10)
-        request.request_id = "mine"
-        older = client.stub.Generate(request)
-        await until(lambda: client.admission() == (1, 0))
-        waiting = asyncio.create_task(client.generate(prompt_request(PROMPT, seed=2, max_tokens=10)))
-        await until(lambda: client.admission() == (1, 1))
-        request.resume.CopyFrom(Resume(candidates=[Resume.Candidate(token_ids=answer_of(1, PROMPT, 3))], seed=1))
-        newer = asyncio.create_task(client.generate(request))
-        await until(lambda: len(runner.submits) == 2)
-        assert client.admission() == (1, 1)
-        assert (await failure(older))[0] == grpc.StatusCode.ALREADY_EXISTS
-        runner.script.pauses_at = None
-        assert (await newer).token_ids == answer_of(1, PROMPT, 10)[3:]
-        assert (await waiting).token_ids == answer_of(2, PROMPT, 10)
-        assert [submit.sampling.seed for submit in runner.submits] == [1, 1, 2]
-
-
 async def test_a_request_that_no_message_can_hold_fails_alone_and_holds_nothing(
     runtime_dir: Path, model: Path, runner: FakeRunner
 ) -> None:
@@ -516,22 +462,6 @@ async def test_a_request_that_no_message_can_hold_fails_alone_and_holds_nothing(
         assert len((await first).token_ids) == len((await third).token_ids) == 5
         assert (await second)[0] == grpc.StatusCode.INTERNAL
         assert client.admission() == (0, 0)
-
-
-async def test_tokens_that_end_the_answer_already_need_no_runner(client: GatewayClient, runner: FakeRunner) -> None:
-    said = byte_level_tokenizer().encode("one STOP two").ids
-    for token_ids, sampling, reason, kept in [
-        (SPOKEN[:20], {"max_tokens": 20}, LENGTH, 20),
-        ([10, 11, END_OF_TURN_ID], {}, STOP, 2),
-        (said, {"stop": ["STOP"]}, STOP, None),
-    ]:
-        request = prompt_request(PROMPT, **sampling)
-        request.resume.CopyFrom(Resume(candidates=[Resume.Candidate(token_ids=token_ids)], seed=1))
-        answer = await client.generate(request)
-        assert (answer.token_ids, answer.finish_reason) == ([], reason)
-        assert kept in (None, answer.first_position)
-        assert answer.usage.completion_tokens == answer.first_position
-    assert not runner.submits
 
 
 async def test_the_model_is_listed_with_its_runners_limits(client: GatewayClient) -> None:

@@ -165,10 +165,11 @@ def test_what_a_runner_leaves_out_or_makes_up_is_a_bug() -> None:
         generation(prompt_logprobs=0).accept_prompt_logprobs([TokenLogprobs()] * 2)
 
 
-async def test_the_prompts_logprobs_come_once_however_often_they_are_sent() -> None:
+async def test_the_prompts_logprobs_come_once_with_the_first_tokens() -> None:
     answer = generation(prompt_logprobs=0)
     for _ in range(2):
         answer.accept_prompt_logprobs([TokenLogprobs(token_id=6)])
+    assert not answer.stream._changed.is_set()
     answer.accept(0, Tokens(0, [5]))
     assert (await answer.stream.next()).prompt_logprobs == [TokenLogprobs(token_id=6)]
     answer.accept(0, Tokens(0, [5], FinishReason.STOP))
