@@ -6,8 +6,6 @@ import random
 import time
 from pathlib import Path
 
-import structlog
-
 from gateway.generation import Generation
 from gateway.router import Router
 from gateway.runner_link import RunnerLink
@@ -18,8 +16,6 @@ from pagekeeper.common.sockets import RuntimeDir, unix_target
 _INTERVAL_S = 0.2
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 0.2
-
-log = structlog.get_logger()
 
 
 class RunnerClient:
@@ -87,12 +83,8 @@ class RunnerClient:
         backoff_s = _FIRST_BACKOFF_S
         while path in self._runtime_dir.runner_sockets():
             link = RunnerLink(unix_target(path), self._router, self._has_met_runner.set)
-            reason = await link.run()
-            num_left = self._router.lose(link)
+            await link.run()
             if link.was_ready:
                 backoff_s = _FIRST_BACKOFF_S
-                log.warning("runner lost", socket=path.name, reason=reason, live=num_left)
-            else:
-                log.debug("runner not ready", socket=path.name, reason=reason)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)

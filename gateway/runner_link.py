@@ -29,7 +29,7 @@ class RunnerLink:
 
     Args:
         target: the runner's address.
-        router: gets this link when the runner is ready; whoever runs the link tells it the end.
+        router: gets this link when the runner is ready, and is told when it is lost.
         on_ready: called once, after the router.
 
     Attributes:
@@ -55,8 +55,8 @@ class RunnerLink:
         cancel = runner_pb2.Cancel(request=number, candidates=candidates)
         self._outbox.put_nowait(runner_pb2.ServeRequest(cancel=cancel))
 
-    async def run(self) -> str:
-        """Serve until the runner is lost; returns how."""
+    async def run(self) -> None:
+        """Serve until the runner is lost."""
         async with grpc.aio.insecure_channel(self._target, options=_OPTIONS) as channel:
             call: _Call = runner_pb2_grpc.RunnerServiceStub(channel).Serve()
             # A stream that breaks under the writer breaks under the reader too, who knows why.
@@ -64,12 +64,19 @@ class RunnerLink:
             judges = [asyncio.create_task(self._read(call)), asyncio.create_task(self._ping())]
             try:
                 done, _ = await asyncio.wait(judges, return_when=asyncio.FIRST_COMPLETED)
-                return done.pop().result()
+                # Now, so that what was there goes on elsewhere while this stream is being closed.
+                self._log_end(done.pop().result(), self._router.lose(self))
             finally:
                 for task in (writer, *judges):
                     task.cancel()
                 call.cancel()
                 await asyncio.gather(writer, *judges, return_exceptions=True)
+
+    def _log_end(self, reason: str, num_left: int) -> None:
+        if self.was_ready:
+            log.warning("runner lost", target=self._target, reason=reason, live=num_left)
+        else:
+            log.debug("runner not ready", target=self._target, reason=reason)
 
     async def _write(self, call: "_Call") -> None:
         while True:

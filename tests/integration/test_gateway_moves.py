@@ -11,7 +11,15 @@ import pytest
 from gateway.generation import Generation
 from pagekeeper.common.sockets import RuntimeDir
 from pagekeeper.v1 import generate_pb2, runner_pb2, types_pb2
-from tests.fakes.gateway import Answer, GatewayClient, failure, prompt_request, running_gateway, until, wrong_fields
+from tests.fakes.gateway import (
+    GatewayClient,
+    failure,
+    generate_some,
+    prompt_request,
+    running_gateway,
+    until,
+    wrong_fields,
+)
 from tests.fakes.runner import FakeRunner, Script, answer_of, logprobs_of, seed_of
 from tests.fakes.tokenizer import END_OF_TURN_ID, write_model_directory
 
@@ -59,11 +67,6 @@ def late(submit: runner_pb2.Submit, attempt: int) -> runner_pb2.ServeResponse:
     ]
     beams = [runner_pb2.BeamOutput(**ids, beams=[{"token_ids": [300]}])]
     return runner_pb2.ServeResponse(step=runner_pb2.StepOutput(step=1, outputs=outputs, beams=beams))
-
-
-async def generate_some(client: GatewayClient, count: int, max_tokens: int) -> list[Answer]:
-    requests = [prompt_request([*PROMPT, index], seed=index, max_tokens=max_tokens) for index in range(count)]
-    return list(await asyncio.gather(*(client.generate(request) for request in requests)))
 
 
 async def test_the_streams_of_a_draining_runner_move_at_once_and_its_late_output_is_void(
