@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import takewhile
 
-from model_runner.sequence import PendingFork, PendingOpens, Sequence, Status
+from model_runner.sequence import PendingFork, PendingOpens, Sequence
 
 
 def gather(candidates: list[Sequence], block_size: int) -> list[Sequence]:

@@ -12,8 +12,9 @@ Continuous batching with chunked prefill under a token budget: sequences that ne
 then prompts in order of priority and arrival. Under shortage the youngest running sequence gives way; it is opened
 again later with everything it has, which is also how a runner starts over on an empty pool.
 
-Candidates of one request are opened and computed as one sequence, and fork where its known tokens end; one that has gone
-on alone is opened when what it has in common with the others can be found. The beams of a search fork as each step's tokens tell, so after `complete` they have words of their own for the cache manager:
+Candidates of one request are opened and computed as one sequence, and fork where its known tokens end; one that has
+gone on alone is opened when what it has in common with the others can be found. The beams of a search fork as each
+step's tokens tell, so after `complete` they have words of their own for the cache manager:
 
     complete(sampled)  →  plan_beams()  →  apply(results)  →  schedule()
 """

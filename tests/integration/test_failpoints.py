@@ -3,7 +3,6 @@
 import random
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import pytest
 from pagekeeper.common import failpoints
 from tests.fakes.manager import ManagerProcess
 from tests.fakes.resubmitting_gateway import ResubmittingGateway, Stream
-from tests.fakes.runner_process import RunnerProcess, RunnerSpawner, until
-from tests.models import write_tiny_model
+from tests.fakes.runner_process import RunnerSpawner, until
 
 POOL = ("--pool-size", "4MiB")
 BLOCK_SIZE = 16
@@ -24,12 +22,6 @@ LAST_PASS = {"runner.before_seal": 4, "runner.after_seal": 4, "runner.after_emit
 PROMPT = random.Random(0).choices(range(3, 384), k=90)
 
 Answers = list[dict[int, list[int]]]
-
-
-@pytest.fixture(scope="module")
-def spawner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunnerSpawner]:
-    with RunnerSpawner(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")) as started:
-        yield started
 
 
 def begin(gateway: ResubmittingGateway) -> list[Stream]:
@@ -45,9 +37,13 @@ def begin(gateway: ResubmittingGateway) -> list[Stream]:
 @pytest.fixture(scope="module")
 def expected(spawner: RunnerSpawner) -> Answers:
     """What they answer where nothing dies."""
-    with tempfile.TemporaryDirectory(prefix="pk-") as folder, ManagerProcess(Path(folder), *POOL):
-        with spawner.started(Path(folder)) as runner, ResubmittingGateway(runner.socket) as gateway:
-            return gateway.wait(begin(gateway))
+    with (
+        tempfile.TemporaryDirectory(prefix="pk-") as folder,
+        ManagerProcess(Path(folder), *POOL),
+        spawner.started(Path(folder)) as runner,
+        ResubmittingGateway(runner.socket) as gateway,
+    ):
+        return gateway.wait(begin(gateway))
 
 
 def point(name: str) -> str:
@@ -63,18 +59,20 @@ def check_nothing_is_left(manager: ManagerProcess) -> None:
 def test_a_runner_that_dies_anywhere_costs_no_token(
     spawner: RunnerSpawner, expected: Answers, runtime_dir: Path, name: str
 ) -> None:
-    with ManagerProcess(runtime_dir, *POOL) as manager:
-        with spawner.started(runtime_dir, failpoints=point(name)) as first:
-            with ResubmittingGateway(first.socket) as gateway:
-                streams = begin(gateway)
-                if name == "runner.mid_reattach":
-                    until(lambda: streams[0].num_tokens > 5)
-                    first.signal(signal.SIGUSR1)
-                assert first.wait() == -signal.SIGKILL
-                with spawner.started(runtime_dir):
-                    assert gateway.wait(streams) == expected
-                    check_nothing_is_left(manager)
-        assert max(tokens for stream in streams for tokens in stream.recomputed) <= BLOCK_SIZE
+    with (
+        ManagerProcess(runtime_dir, *POOL) as manager,
+        spawner.started(runtime_dir, failpoints=point(name)) as first,
+        ResubmittingGateway(first.socket) as gateway,
+    ):
+        streams = begin(gateway)
+        if name == "runner.mid_reattach":
+            until(lambda: streams[0].num_tokens > 5)
+            first.signal(signal.SIGUSR1)
+        assert first.wait() == -signal.SIGKILL
+        with spawner.started(runtime_dir):
+            assert gateway.wait(streams) == expected
+            check_nothing_is_left(manager)
+    assert max(tokens for stream in streams for tokens in stream.recomputed) <= BLOCK_SIZE
 
 
 @pytest.mark.parametrize("name", MANAGER_POINTS)

@@ -45,11 +45,13 @@ class Gateway:
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.ended: dict[tuple[int, int], runner_pb2.SequenceOutput] = {}
         self.step_messages = 0
+        self.num_drains = 0
         self.usages: dict[tuple[int, int], list[types_pb2.Usage]] = {}
 
     async def read(self) -> runner_pb2.ServeResponse:
         message = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
         assert message is not grpc.aio.EOF
+        self.num_drains += message.HasField("draining")
         if message.WhichOneof("message") == "step":
             self.step_messages += 1
             for output in message.step.outputs:
@@ -224,7 +226,9 @@ async def test_case_14_the_advertised_limit_is_the_enforced_one(gateway: Gateway
     assert "at most 255 tokens" in gateway.ended[(3, 1)].refusal.detail
 
 
-async def test_a_draining_runner_finishes_what_it_has_and_takes_nothing_new(runner: Runner, gateway: Gateway) -> None:
+async def test_a_draining_runner_says_so_finishes_what_it_has_and_takes_nothing_new(
+    runner: Runner, gateway: Gateway
+) -> None:
     await gateway.submit(1, [4] * 10, max_tokens=100)
     await gateway.read()
     drained = asyncio.create_task(runner.service.drain(grace_s=TIMEOUT_S))
@@ -232,9 +236,53 @@ async def test_a_draining_runner_finishes_what_it_has_and_takes_nothing_new(runn
     await gateway.submit(2, [4] * 10)
     assert (await gateway.end_of(2)).refusal.code == runner_pb2.Refusal.CODE_DRAINING
     await gateway.end_of(1)
+    assert gateway.num_drains == 1
     assert len(gateway.tokens[(1, 1)]) == 100
     await asyncio.wait_for(drained, TIMEOUT_S)
     assert await gateway.call.read() is grpc.aio.EOF
+    await all_blocks_free(runner)
+
+
+async def test_what_a_gateway_moves_away_leaves_nothing_and_is_not_waited_for(runner: Runner, gateway: Gateway) -> None:
+    await gateway.submit(1, [4] * 10, max_tokens=240)
+    await gateway.submit(2, [6] * 30, max_tokens=220)
+    drained = asyncio.create_task(runner.service.drain(grace_s=TIMEOUT_S))
+    while not gateway.num_drains:
+        await gateway.read()
+    await gateway.cancel(1)
+    await gateway.submit(2, [6] * 30, attempt=2)  # refused, and the older attempt is over all the same
+    assert (await gateway.end_of(2, attempt=2)).refusal.code == runner_pb2.Refusal.CODE_DRAINING
+    await asyncio.wait_for(drained, TIMEOUT_S)
+    assert not {(1, 1), (2, 1)} & gateway.ended.keys()
+    await all_blocks_free(runner)
+
+
+async def test_a_gateway_that_comes_while_the_runner_drains_is_told(runner: Runner, gateway: Gateway) -> None:
+    await gateway.submit(1, [4] * 10, max_tokens=240)
+    await gateway.read()
+    drained = asyncio.create_task(runner.service.drain(grace_s=TIMEOUT_S))
+    async with grpc.aio.insecure_channel(runner.target) as channel:
+        late = Gateway(channel)
+        assert [(await late.read()).WhichOneof("message") for _ in range(2)] == ["hello", "draining"]
+        await gateway.cancel(1)
+        await drained
+        assert await late.call.read() is grpc.aio.EOF
+        after = Gateway(channel)
+        assert [(await after.read()).WhichOneof("message") for _ in range(2)] == ["hello", "draining"]
+        assert await after.call.read() is grpc.aio.EOF
+
+
+async def test_a_successor_ends_the_grace(runner: Runner, gateway: Gateway) -> None:
+    await gateway.submit(1, [4] * 10, max_tokens=240)
+    await gateway.read()
+    drained = asyncio.create_task(runner.service.drain(grace_s=100 * TIMEOUT_S))
+    async with grpc.aio.insecure_channel(runner.target) as channel:
+        await runner_pb2_grpc.RunnerServiceStub(channel).Retire(runner_pb2.RetireRequest())
+    assert runner.service.retired.is_set()
+    await asyncio.wait_for(drained, TIMEOUT_S)
+    while await gateway.call.read() is not grpc.aio.EOF:
+        pass
+    await all_blocks_free(runner)
 
 
 @pytest.mark.parametrize(
