@@ -13,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PROJECT = "pagekeeper-test"
 SERVICES = ("cache-manager", "runner", "gateway")
+STANDBY = "runner-standby"
 LIMIT_S = 180.0
 _LABEL = "com.docker.compose"
 
@@ -23,14 +24,18 @@ class Compose:
     Args:
         home: the host's PAGEKEEPER_HOME, with the demo model.
         files: see below.
+        services: see below; a standby among them brings its profile with it.
 
     Attributes:
         files: that make up the project, in the order in which they are merged.
+        services: that it consists of.
         address: of the gateway, on the host.
         admin: of the cache manager's admin port, on the host.
     """
 
-    def __init__(self, home: Path, files: tuple[str, ...] = ("compose.yaml",)) -> None:
+    def __init__(
+        self, home: Path, files: tuple[str, ...] = ("compose.yaml",), services: tuple[str, ...] = SERVICES
+    ) -> None:
         self.address, self.admin = (f"127.0.0.1:{port}" for port in _free_ports(2))
         self._environment = os.environ | {
             "PAGEKEEPER_HOME": str(home),
@@ -38,10 +43,12 @@ class Compose:
             "PAGEKEEPER_ADMIN_LISTEN": self.admin,
             "PAGEKEEPER_POOL_SIZE": "256MiB",
             "PAGEKEEPER_RUNNER_WAIT_S": str(LIMIT_S),
+            "COMPOSE_PROFILES": "standby" if STANDBY in services else "",
         }
         compose = ["docker", "compose"] if _succeeds("docker", "compose", "version") else ["docker-compose"]
         self._command = [*compose, "--project-name", PROJECT]
         self.files = files
+        self.services = services
 
     def __call__(self, *args: str) -> str:
         """What a command of Docker Compose prints on standard output; it has to succeed."""
@@ -77,7 +84,7 @@ class Compose:
 
     def restarts(self) -> dict[str, int]:
         """How often the restart policy has restarted each container."""
-        return {service: self.container(service)["RestartCount"] for service in SERVICES}
+        return {service: self.container(service)["RestartCount"] for service in self.services}
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Poll until `condition` holds."""
@@ -88,10 +95,10 @@ class Compose:
 
     def wait_until_healthy(self) -> None:
         """Poll until every container is healthy."""
-        self.wait_until(lambda: all(self.is_healthy(service) for service in SERVICES), "three healthy containers")
+        self.wait_until(lambda: all(self.is_healthy(service) for service in self.services), "healthy containers")
 
     def _logs(self) -> str:
-        return "\n".join(docker("logs", "--tail", "20", self.container(service)["Id"]) for service in SERVICES)
+        return "\n".join(docker("logs", "--tail", "20", self.container(service)["Id"]) for service in self.services)
 
 
 def docker(*args: str) -> str:

@@ -12,7 +12,7 @@ import yaml
 
 from pagekeeper.client import AdminClient, Client, Message
 from pagekeeper.common.errors import PagekeeperError
-from tests.docker.compose import Compose, leftovers
+from tests.docker.compose import SERVICES, STANDBY, Compose, leftovers
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -76,17 +76,19 @@ def answers(project: Compose) -> bool:
         return False
 
 
-def test_the_same_gpu_goes_to_both_and_to_nobody_else(tmp_path: Path) -> None:
-    merged = read_together(Compose(home=tmp_path, files=FILES))
+def test_the_same_gpu_goes_to_manager_and_runners_and_to_nobody_else(tmp_path: Path) -> None:
+    on_the_device = (*ON_THE_DEVICE, STANDBY)
+    merged = read_together(Compose(home=tmp_path, files=FILES, services=(*SERVICES, STANDBY)))
     devices = {
         name: service["deploy"]["resources"]["reservations"]["devices"]
         for name, service in merged["services"].items()
         if "deploy" in service
     }
     one = [{"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]}]
-    assert devices == dict.fromkeys(ON_THE_DEVICE, one)
-    for name in ON_THE_DEVICE:
+    assert devices == dict.fromkeys(on_the_device, one)
+    for name in on_the_device:
         assert merged["services"][name]["environment"]["PAGEKEEPER_DEVICE"] == "cuda"
+        assert merged["services"][name]["pid"] == f"service:{HOLDER}"
     assert merged["services"]["cache-manager"]["build"]["args"]["EXTRAS"] == "cuda"
     assert {service["image"] for service in merged["services"].values()} == {"pagekeeper-gpu"}
 
