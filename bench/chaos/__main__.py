@@ -1,0 +1,139 @@
+"""`make chaos`: what is promised of dying processes, with the counts that it is promised for, as one scoreboard.
+
+Without --full, one campaign of one's own: `python -m bench.chaos --process runner --signal kill --kills 20 --standby`.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.chaos import failpoints, roles, suite
+from bench.chaos.campaign import Campaign, Setting, run
+from bench.chaos.faults import PROCESSES, Plan, Signal
+from bench.chaos.report import Report
+from bench.chaos.scoreboard import Row, markdown, read_json, row_of, row_of_outcome, table, write_json
+from bench.chaos.workload import prompts
+from bench.promise import Outcome
+from bench.reference import Reference
+from pagekeeper.cli.demo_model import demo_model_path
+
+_POOL_SIZE = "512MiB"
+_NUM_SLOTS = 16
+_PROGRESS_S = 30.0
+
+
+def main() -> None:
+    """Run, print the scoreboard; exit 1 unless everything is as promised."""
+    options = _parse()
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    if options.read:
+        rows = read_json(options.read)
+    else:
+        board = Board(options, Console(stderr=True))
+        rows = board.fill(suite.full() if options.full else [_campaign(options)])
+    if options.markdown:
+        print(markdown(rows))
+    else:
+        console.print(table(rows))
+    for row in rows:
+        for complaint in row.complaints:
+            console.print(f"{row.cells[0]}: {complaint}", highlight=False, markup=False)
+    sys.exit(any(row.complaints for row in rows))
+
+
+class Board:
+    """Runs campaigns one after another, and keeps what each has shown as soon as it has."""
+
+    def __init__(self, options: argparse.Namespace, console: Console) -> None:
+        self._options = options
+        self._console = console
+        self._rows: list[Row] = []
+        self._reports: list[Report] = []
+        self._told_at = 0.0
+
+    def fill(self, campaigns: list[Campaign]) -> list[Row]:
+        """Run them, and with --full what else there is; returns the rows."""
+        options = self._options
+        chosen = [campaign for campaign in campaigns if options.only in campaign.name]
+        minutes = suite.estimate_s(chosen) / 60
+        self._say(f"seed {options.seed}; {len(chosen)} campaigns take about {minutes:.0f} minutes on two quiet cores")
+        with tempfile.TemporaryDirectory(prefix="pk-") as folder:
+            logs = options.logs or Path(folder)
+            logs.mkdir(parents=True, exist_ok=True)
+            reference = Reference(options.model)
+            setting = Setting(options.model, reference, prompts(options.model), _POOL_SIZE, {}, logs)
+            for campaign in chosen:
+                self._add(campaign.name, partial(run, campaign, setting, options.seed, self._progress))
+            if options.full:
+                kinds = (Signal.KILL, Signal.STOP)
+                self._add(
+                    "failpoints", partial(failpoints.run, kinds, setting, _NUM_SLOTS, options.seed, self._progress)
+                )
+                self._add("prefill and decode on two runners", partial(roles.measure, setting))
+                self._add("simulator", suite.simulate)
+        return self._rows
+
+    def _add(self, name: str, measure: Callable[[], Report | Outcome]) -> None:
+        if self._options.only not in name:
+            return
+        began = time.monotonic()
+        outcome = measure()
+        if isinstance(outcome, Report):
+            self._reports.append(outcome)
+            row = row_of(outcome)
+        else:
+            row = row_of_outcome(name, outcome)
+        self._rows.append(row)
+        self._say(f"{row.cells[-1]}  {name}  ({time.monotonic() - began:.0f} s)")
+        if self._options.json:
+            write_json(self._options.json, self._options.seed, self._reports, self._rows)
+
+    def _progress(self, text: str) -> None:
+        """One line that is written over and over, or now and then a line of its own where that cannot be."""
+        if self._console.is_terminal:
+            self._say(f"{text:<{self._console.width - 1}}", end="\r")
+        elif time.monotonic() - self._told_at > _PROGRESS_S:
+            self._told_at = time.monotonic()
+            self._say(text)
+
+    def _say(self, text: str, end: str = "\n") -> None:
+        self._console.print(text, end=end, highlight=False, markup=False)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="every campaign, failpoints, roles and the simulator")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="with --full: leave out what has not these in its name"
+    )
+    parser.add_argument("--process", choices=PROCESSES, nargs="+", default=["runner"], help="who is hit, in turn")
+    parser.add_argument("--signal", type=Signal, choices=list(Signal), nargs="+", default=[Signal.KILL], help="how")
+    parser.add_argument("--kills", type=int, default=10, help="faults that hit live streams")
+    parser.add_argument("--streams", type=int, default=_NUM_SLOTS, help="streams at a time")
+    parser.add_argument("--standby", action="store_true", help="with a standby runner")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of all faults")
+    parser.add_argument("--model", type=Path, default=demo_model_path(), help="model directory")
+    parser.add_argument("--logs", type=Path, help="directory for the servers' logs, which are kept then")
+    parser.add_argument("--json", type=Path, help="file for everything that was found out")
+    parser.add_argument("--markdown", action="store_true", help="print the scoreboard as docs/reliability.md has it")
+    parser.add_argument("--read", type=Path, metavar="JSON", help="run nothing; print an earlier run's scoreboard")
+    return parser.parse_args()
+
+
+def _campaign(options: argparse.Namespace) -> Campaign:
+    targets = tuple((process, kind) for process in options.process for kind in options.signal)
+    name = " and ".join(options.process) + ": " + ", ".join(options.signal)
+    return Campaign(
+        name, Plan(targets, options.kills), options.streams, options.standby or "standby" in options.process
+    )
+
+
+if __name__ == "__main__":
+    main()

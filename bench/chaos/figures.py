@@ -1,0 +1,156 @@
+"""What the records of a run amount to: pauses, tokens computed again, and how soon health told."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.chaos.faults import Fault
+from bench.chaos.streams import Stream
+
+STRAGGLERS_S = 0.02
+"""Tokens that come so soon after a fault were on their way already: no successor has begun by then."""
+HEALTH_LIMIT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Opens:
+    """Counters of the cache manager, or how much they have grown.
+
+    Attributes:
+        lookups: streams without a token, for the most part new ones.
+        reopens: streams that go on.
+        missed_tokens: queried and not found.
+    """
+
+    lookups: int
+    reopens: int
+    missed_tokens: int
+
+    @classmethod
+    def of(cls, prefix: Mapping[str, int]) -> "Opens":
+        """From the statistics' section of that name."""
+        return cls(prefix["lookups"], prefix["reopens"], prefix["queried_tokens"] - prefix["hit_tokens"])
+
+    def __sub__(self, other: "Opens") -> "Opens":
+        return Opens(
+            self.lookups - other.lookups, self.reopens - other.reopens, self.missed_tokens - other.missed_tokens
+        )
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A fault that was done.
+
+    Attributes:
+        at: when the signal was sent, by the monotonic clock.
+        num_live: streams under way then.
+        sure_before: streams that began before this moment were at the process that was hit; later ones may have been
+            with another runner, that had become ready meanwhile.
+        opens: from the fault until every stream had gone on; None: the manager's statistics began anew.
+    """
+
+    fault: Fault
+    at: float
+    num_live: int
+    sure_before: float = math.inf
+    opens: Opens | None = None
+
+
+def pauses(strikes: Iterable[Strike], streams: Sequence[Stream]) -> list[float]:
+    """For each strike and each stream that it surely hit: seconds from the signal to the stream's next token."""
+    return [
+        arrival - strike.at
+        for strike in strikes
+        for stream in streams
+        if stream.lives_at(strike.at) and stream.began < strike.sure_before
+        if (arrival := stream.next_arrival(strike.at + STRAGGLERS_S)) is not None
+    ]
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """Tokens computed again by whole streams that were hit.
+
+    Attributes:
+        worst: most tokens for each hit, of streams that had a token at every one.
+        num_beyond: streams with more than the bound.
+    """
+
+    worst: float
+    num_beyond: int
+
+
+def recomputed(
+    strikes: Sequence[Strike], streams: Iterable[Stream], block_size: int, prompt_lengths: Sequence[int]
+) -> Recomputed:
+    """Held against the bound: `block_size` a hit once the first token is out, before that the prompt as well."""
+    worst, num_beyond = 0.0, 0
+    for stream in streams:
+        hits = [strike for strike in strikes if stream.lives_at(strike.at)]
+        if not hits or not stream.is_whole:
+            continue
+        early = [hit for hit in hits if not stream.arrivals or stream.arrivals[0] > hit.at]
+        bound = block_size * len(hits) + prompt_lengths[stream.prompt] * len(early)
+        num_beyond += stream.recomputed_tokens > bound
+        if not early:
+            worst = max(worst, stream.recomputed_tokens / len(hits))
+    return Recomputed(worst, num_beyond)
+
+
+def missed_tokens(strikes: Iterable[Strike]) -> float | None:
+    """Tokens that a stream which went on did not find, on average; only of strikes with no other lookups meanwhile."""
+    opens = [strike.opens for strike in strikes if strike.opens and strike.opens.reopens and not strike.opens.lookups]
+    reopens = sum(counted.reopens for counted in opens)
+    return sum(counted.missed_tokens for counted in opens) / reopens if reopens else None
+
+
+@dataclass(frozen=True)
+class HealthFigures:
+    """How health followed.
+
+    Attributes:
+        num_told: strikes after which it was not SERVING for a while.
+        slowest_s: longest time from one of these until it said so.
+        back_s: longest time from one of these until it was SERVING again.
+        num_late: strikes after which no stream went on for `HEALTH_LIMIT_S`, and health had not told by then.
+    """
+
+    num_told: int
+    slowest_s: float
+    back_s: float
+    num_late: int
+
+
+def health_figures(
+    strikes: Sequence[Strike],
+    streams: Sequence[Stream],
+    answers: Sequence[tuple[float, bool]],
+    until: float,
+    tolerance_s: float,
+) -> HealthFigures:
+    """Hold the gateway's answers against the faults.
+
+    Args:
+        strikes: in order.
+        streams: all of them.
+        answers: of the health service, in order: when, and whether it was SERVING.
+        until: the end of the run.
+        tolerance_s: how far apart its answers are.
+    """
+    told, slowest, back, late = 0, 0.0, 0.0, 0
+    ends = [strike.at for strike in strikes[1:]] + [until]
+    for strike, end in zip(strikes, ends, strict=True):
+        down = next((at for at, serving in answers if strike.at < at < end and not serving), None)
+        if down is not None:
+            told += 1
+            slowest = max(slowest, down - strike.at)
+            back = max(back, next((at for at, serving in answers if at > down and serving), end) - strike.at)
+        resumed = _first_arrival(streams, strike.at + STRAGGLERS_S) or end
+        limit = strike.at + HEALTH_LIMIT_S + tolerance_s
+        late += resumed > limit and (down is None or down > limit)
+    return HealthFigures(told, slowest, back, late)
+
+
+def _first_arrival(streams: Iterable[Stream], moment: float) -> float | None:
+    arrivals = (stream.next_arrival(moment) for stream in streams)
+    return min((arrival for arrival in arrivals if arrival is not None), default=None)

@@ -1,0 +1,95 @@
+"""Which campaigns there are: the full counts for `make chaos`, few for `make accept`."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from bench.chaos.campaign import Campaign
+from bench.chaos.faults import Plan, Signal
+from bench.promise import Outcome
+
+NUM_SEEDS = 20_000
+STANDBY_BOUND_S = {1: 0.3, 16: 0.8}
+RESTART_BOUND_S = 6.0
+# Longer than the supervisor takes a child for settled: it starts that again at once.
+_SETTLED_S = (10.5, 11.5)
+# Longer than a gateway waits for a Pong, for the most part: the streams go on elsewhere before the runner wakes up.
+_LOST_S = (1.2, 2.5)
+
+_SECONDS = {
+    (Signal.KILL, "runner"): 5.0,
+    (Signal.KILL, "gateway"): 3.5,
+    (Signal.KILL, "manager"): 2.0,
+    (Signal.STOP, "runner"): 3.5,
+    (Signal.STOP, "standby"): 2.5,
+    (Signal.STOP, "gateway"): 2.5,
+    (Signal.STOP, "manager"): 2.5,
+}
+"""What a fault takes on two cores, recovery included."""
+_SECONDS_AROUND = 40.0
+"""Start, fault-free run, the streams' end, stop."""
+
+
+def full() -> list[Campaign]:
+    """What is promised, with the counts that it is promised for."""
+    return [
+        takeover(200, num_slots=16),
+        takeover(30, num_slots=1),
+        restart(20, num_slots=16),
+        restart(10, num_slots=1),
+        kills("gateway", 100),
+        kills("manager", 100),
+        # A runner that wakes up finds its streams gone: two continuations of each, of which one must be dropped.
+        Campaign("runner stopped, standby", Plan((("runner", Signal.STOP),), 200, hold_s=_LOST_S), standby=True),
+        stops("runner", 50),
+        stops("standby", 50),
+        stops("gateway", 50),
+        stops("manager", 50),
+        hangs(9),
+    ]
+
+
+def takeover(count: int, num_slots: int) -> Campaign:
+    """SIGKILL of the runner that has the streams, where a standby is ready."""
+    plan = Plan((("runner", Signal.KILL),), count)
+    name = f"runner killed, standby, {num_slots} streams"
+    return Campaign(name, plan, num_slots, standby=True, pause_bound_s=STANDBY_BOUND_S[num_slots])
+
+
+def restart(count: int, num_slots: int) -> Campaign:
+    """SIGKILL of the only runner."""
+    plan = Plan((("runner", Signal.KILL),), count, wait_s=_SETTLED_S)
+    return Campaign(f"runner killed, {num_slots} streams", plan, num_slots, pause_bound_s=RESTART_BOUND_S)
+
+
+def kills(process: str, count: int) -> Campaign:
+    """SIGKILL of one process, without a standby."""
+    return Campaign(f"{process} killed", Plan(((process, Signal.KILL),), count))
+
+
+def stops(process: str, count: int) -> Campaign:
+    """SIGSTOP and SIGCONT of one process; without a standby, unless that is the one."""
+    return Campaign(f"{process} stopped", Plan(((process, Signal.STOP),), count), standby=process == "standby")
+
+
+def hangs(count: int) -> Campaign:
+    """Each process stops in turn, and never goes on: the supervisor ends it, and nothing else."""
+    targets = tuple((process, Signal.HANG) for process in ("runner", "gateway", "manager"))
+    return Campaign("each process hangs", Plan(targets, count))
+
+
+def estimate_s(campaigns: Sequence[Campaign]) -> float:
+    """How long they take, in seconds."""
+    total = 0.0
+    for campaign in campaigns:
+        each = [_SECONDS.get((kind, process), 10.0) for process, kind in campaign.plan.targets]
+        total += _SECONDS_AROUND + campaign.plan.count * (sum(each) / len(each) + sum(campaign.plan.wait_s) / 2)
+    return total
+
+
+def simulate(num_seeds: int = NUM_SEEDS) -> Outcome:
+    """Run the simulator."""
+    command = [sys.executable, "-m", "tests.simulation", "--seeds", str(num_seeds), "--jobs", "2"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    lines = done.stdout.strip().splitlines() or ["it printed nothing"]
+    return Outcome(lines[-1], "no violation", done.returncode == 0)

@@ -1,0 +1,110 @@
+"""Figures from records made by hand."""
+
+import math
+
+import pytest
+
+from bench.chaos.faults import Fault, Signal
+from bench.chaos.figures import (
+    HealthFigures,
+    Opens,
+    Recomputed,
+    Strike,
+    health_figures,
+    missed_tokens,
+    pauses,
+    recomputed,
+)
+from bench.chaos.streams import Expected, Stream
+
+KILL = Fault("runner", Signal.KILL, 0.0, 0.0)
+
+
+def strike(at: float, sure_before: float = math.inf, opens: Opens | None = None) -> Strike:
+    return Strike(KILL, at, 1, sure_before, opens)
+
+
+def stream(began: float, *arrivals: float, ended: float | None = None, recomputed_tokens: int = 0) -> Stream:
+    made = Stream(prompt=0, began=began)
+    for position, arrival in enumerate(arrivals):
+        made.take(arrival, position, [position], "x")
+    if ended is not None:
+        made.finish(ended, Expected(tuple(range(len(arrivals))), "x" * len(arrivals)), recomputed_tokens)
+    return made
+
+
+def test_a_pause_lasts_from_the_signal_to_the_streams_next_token() -> None:
+    streams = [stream(0.0, 9.9, 10.7, 10.8), stream(5.0, 12.0)]
+    assert pauses([strike(10.0)], streams) == pytest.approx([0.7, 2.0])
+
+
+def test_tokens_that_were_on_their_way_end_no_pause() -> None:
+    assert pauses([strike(10.0)], [stream(0.0, 10.01, 10.6)]) == pytest.approx([0.6])
+
+
+def test_streams_that_began_later_or_ended_earlier_do_not_count() -> None:
+    assert pauses([strike(10.0)], [stream(10.5, 11.0), stream(0.0, 9.0, ended=9.5)]) == []
+
+
+def test_streams_that_may_have_been_with_another_runner_do_not_count() -> None:
+    assert pauses([strike(10.0, sure_before=8.0)], [stream(7.0, 11.0), stream(9.0, 10.1)]) == pytest.approx([1.0])
+
+
+def test_recomputed_tokens_are_held_against_a_block_for_each_hit() -> None:
+    strikes = [strike(10.0), strike(20.0)]
+    fine = stream(0.0, 1.0, 11.0, 21.0, ended=30.0, recomputed_tokens=32)
+    too_many = stream(0.0, 1.0, 11.0, 21.0, ended=30.0, recomputed_tokens=33)
+    assert recomputed(strikes, [fine], 16, [100]) == Recomputed(16.0, 0)
+    assert recomputed(strikes, [fine, too_many], 16, [100]) == Recomputed(16.5, 1)
+
+
+def test_a_stream_hit_before_its_first_token_may_compute_its_prompt_again() -> None:
+    early = stream(0.0, 15.0, ended=30.0, recomputed_tokens=116)
+    assert recomputed([strike(10.0)], [early], 16, [100]) == Recomputed(0.0, 0)
+    early.recomputed_tokens += 1
+    assert recomputed([strike(10.0)], [early], 16, [100]) == Recomputed(0.0, 1)
+
+
+def test_streams_that_nothing_hit_do_not_count_as_recomputed() -> None:
+    assert recomputed([strike(10.0)], [stream(11.0, 12.0, ended=13.0, recomputed_tokens=5)], 16, [9]).num_beyond == 0
+
+
+def test_missed_tokens_are_counted_where_nobody_else_looked_anything_up() -> None:
+    clean, mixed = Opens(0, 4, 20), Opens(1, 4, 500)
+    assert missed_tokens([strike(1.0, opens=clean), strike(2.0, opens=mixed), strike(3.0)]) == 5.0
+    assert missed_tokens([strike(2.0, opens=mixed)]) is None
+
+
+def test_counters_grow_by_their_difference() -> None:
+    prefix = {"lookups": 5, "reopens": 7, "queried_tokens": 100, "hit_tokens": 60}
+    assert Opens.of(prefix) - Opens(4, 5, 10) == Opens(1, 2, 30)
+
+
+def answers(*changes: tuple[float, bool]) -> list[tuple[float, bool]]:
+    """What the health service says, ten times a second, until 30."""
+    states = [next(serving for at, serving in reversed(changes) if at <= tenth / 10) for tenth in range(300)]
+    return [(tenth / 10, serving) for tenth, serving in enumerate(states)]
+
+
+def test_health_is_timed_from_the_fault() -> None:
+    told = answers((0.0, True), (10.5, False), (14.0, True))
+    assert health_figures([strike(10.0)], [stream(0.0, 9.0, 14.5)], told, 30.0, 0.1) == HealthFigures(
+        1, pytest.approx(0.5), pytest.approx(4.0), 0
+    )
+
+
+def test_a_server_that_stays_serving_while_no_stream_goes_on_is_late() -> None:
+    quiet = [stream(0.0, 9.0, 14.5)]
+    assert health_figures([strike(10.0)], quiet, answers((0.0, True)), 30.0, 0.1).num_late == 1
+    late = answers((0.0, True), (12.5, False), (14.0, True))
+    assert health_figures([strike(10.0)], quiet, late, 30.0, 0.1).num_late == 1
+
+
+def test_a_server_whose_streams_go_on_may_stay_serving() -> None:
+    assert health_figures([strike(10.0)], [stream(0.0, 9.0, 10.8)], answers((0.0, True)), 30.0, 0.1).num_late == 0
+
+
+def test_each_fault_is_judged_until_the_next_one() -> None:
+    told = answers((0.0, True), (10.5, False), (14.0, True), (21.0, False), (22.0, True))
+    figures = health_figures([strike(10.0), strike(20.0)], [stream(0.0, 9.0, 14.5, 22.5)], told, 30.0, 0.1)
+    assert figures == HealthFigures(2, pytest.approx(1.0), pytest.approx(4.0), 0)
