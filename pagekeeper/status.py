@@ -1,5 +1,6 @@
 """A failed call as one of pagekeeper.common.errors; the other way round is common/rpc_errors.py."""
 
+import enum
 import re
 from typing import TypeVar, cast
 
@@ -27,8 +28,48 @@ M = TypeVar("M", bound=Message)
 
 # What gRPC itself says of a message over the limit of either side, which no handler has seen.
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\.? (\d+)\)")
+# What gRPC says when there was no connection on which the call could have been sent.
+_NOT_CONNECTED = re.compile(r"failed to connect to all addresses|errors resolving|DNS resolution failed")
 # Where a server says that it is exhausted, but not for how long.
 _RETRY_AFTER_S = 1.0
+
+
+class Failure(enum.Enum):
+    """What a failed call means for whoever would make it again.
+
+    REFUSED: there is no connection; no server has seen the call.
+    LOST: the connection broke, or someone between cut it; a server may still be at work on the call.
+    UNAVAILABLE: the server says that it cannot do this now.
+    OVERLOADED: the server's queue is full, and it says when to come back.
+    SLOW_READER: the server has ended a stream that was not read.
+    FINAL: the same call would fail again, or has had the time that it was given.
+    """
+
+    REFUSED = enum.auto()
+    LOST = enum.auto()
+    UNAVAILABLE = enum.auto()
+    OVERLOADED = enum.auto()
+    SLOW_READER = enum.auto()
+    FINAL = enum.auto()
+
+
+def failure_of(error: grpc.RpcError) -> Failure:
+    """What a failed call means for another attempt."""
+    status = _rich_status(error)
+    reason = _detail(status, error_details_pb2.ErrorInfo).reason
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE if reason:
+            return Failure.UNAVAILABLE
+        case grpc.StatusCode.UNAVAILABLE if _NOT_CONNECTED.match(error.details() or ""):
+            return Failure.REFUSED
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            return Failure.LOST
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if reason == "SLOW_READER":
+            return Failure.SLOW_READER
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if _detail(status, error_details_pb2.RetryInfo).HasField("retry_delay"):
+            return Failure.OVERLOADED
+        case _:
+            return Failure.FINAL
 
 
 def to_error(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pagekeeper.cli.health import GATEWAY
+from pagekeeper.cli.notice import RECONNECTING, CursorNotice, Notice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,7 @@ def generate(
         int | None, typer.Option(help="With --json: log-probabilities of each token and of so many alternatives.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON and nothing else, once the answer is whole.")] = False,
-    server: Annotated[str, typer.Option(help="Address of the gateway.")] = GATEWAY,
+    server: Annotated[str, typer.Option(help="Address of the gateway; several with commas between them.")] = GATEWAY,
 ) -> None:
     """Continue a text or answer a question, token by token."""
     from rich.console import Console
@@ -49,8 +50,9 @@ def generate(
     if logprobs is not None and not as_json:
         raise typer.BadParameter("needs --json", param_hint="--logprobs")
     began = time.monotonic()
+    notice = Notice()
     with (
-        Client(server) as client,
+        Client(server, on_retry=lambda _: notice.show()) as client,
         client.generate(
             [Message("user", prompt)] if chat else prompt,
             n=n,
@@ -69,7 +71,7 @@ def generate(
         if as_json:
             print(json.dumps(collect(answer, began).as_json(), ensure_ascii=False, allow_nan=False))
             return
-        result = (print_streaming if n in (None, 1) else print_candidates)(answer, began, console)
+        result = (print_streaming if n in (None, 1) else print_candidates)(answer, began, console, notice)
         if console.is_terminal:
             console.print(result.summary(), style="dim", highlight=False)
 
@@ -126,36 +128,47 @@ def collect(
     return result
 
 
-def print_streaming(answer: "Answer", began: float, console: "Console") -> Result:
+def print_streaming(answer: "Answer", began: float, console: "Console", notice: Notice) -> Result:
     """Print the one candidate's text to standard output as it comes.
 
     Args:
         answer: the request.
         began: reading of the monotonic clock when it was sent.
         console: where a spinner turns until the first token.
+        notice: of a lost connection.
     """
+    at_cursor = CursorNotice(console)
 
     def on_delta(_: Result, delta: "Delta") -> None:
         waiting.stop()
+        notice.show = at_cursor.show
+        at_cursor.hide()
         write(delta.text)
 
-    with console.status("waiting for the first token") as waiting:
-        result = collect(answer, began, on_delta)
+    try:
+        with console.status("waiting for the first token") as waiting:
+            notice.show = lambda: waiting.update(RECONNECTING)
+            result = collect(answer, began, on_delta)
+    finally:
+        at_cursor.hide()
     write("\n")
     return result
 
 
-def print_candidates(answer: "Answer", began: float, console: "Console") -> Result:
+def print_candidates(answer: "Answer", began: float, console: "Console", notice: Notice) -> Result:
     """Print several candidates one after the other; until they are whole, show all of them as they grow.
 
     Args:
         answer: the request.
         began: reading of the monotonic clock when it was sent.
         console: where they grow; nothing is shown if it is no terminal.
+        notice: of a lost connection.
     """
     from rich.live import Live
+    from rich.text import Text
 
     with Live(console=console, transient=True, refresh_per_second=8) as live:
+        notice.show = lambda: live.update(Text(RECONNECTING, style="dim"))
         result = collect(answer, began, lambda result, _: live.update(growing(result, console)))
     for _, candidate in sorted(result.candidates.items()):
         write(f"{label(candidate)} {candidate.text}\n")

@@ -1,11 +1,14 @@
 """The client of a cache manager's admin port."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 from google.protobuf.message import Message as ProtoMessage
 
-from pagekeeper.client.sync import Connection
+from pagekeeper.client.connection import Connection
+from pagekeeper.status import to_error
 from pagekeeper.v1 import admin_pb2, admin_pb2_grpc
 
 _TIMEOUT_S = 10.0
@@ -60,7 +63,15 @@ class AdminClient(Connection):
 
     @property
     def _stub(self) -> admin_pb2_grpc.AdminServiceStub:
-        return admin_pb2_grpc.AdminServiceStub(self._channel)
+        return admin_pb2_grpc.AdminServiceStub(self._channels.to(self._route.current))
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise a failed call as the error of who must act."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise to_error(error, self._route.server) from error
 
 
 def _word(state: "admin_pb2.BlockState.ValueType") -> str:

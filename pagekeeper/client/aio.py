@@ -1,40 +1,81 @@
 """The client for programs with an event loop: what sync.py has, to be awaited."""
 
 import asyncio
+import contextlib
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Self, TypeVar, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pagekeeper.client.attempts import RESUME_FOR_S, Attempts, Route
 from pagekeeper.client.channel import OPTIONS
+from pagekeeper.client.connection import HEALTH_TIMEOUT_S
 from pagekeeper.client.requests import detokenize_request, generate_request, tokenize_request
-from pagekeeper.client.responses import BaseAnswer, first_text, is_serving, models
-from pagekeeper.client.sync import HEALTH_TIMEOUT_S
+from pagekeeper.client.responses import CLOSED, BaseAnswer, first_text, is_serving, models
 from pagekeeper.client.values import Beam, Candidate, Delta, Message, ModelInfo, Prompt, Resume, Sampling
-from pagekeeper.common.errors import UnavailableError
-from pagekeeper.status import to_error
+from pagekeeper.common.errors import PagekeeperError, UnavailableError
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
 
 Response = TypeVar("Response")
 
-_CLOSED = "the client was closed while a call was running on it"
+
+class AsyncChannels:
+    """One to each address of a route, opened when it is first used, on the event loop that runs then."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, grpc.aio.Channel] = {}
+        self._closed = asyncio.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
+    def to(self, address: str) -> grpc.aio.Channel:
+        """The channel to an address.
+
+        Raises:
+            UnavailableError: they are closed.
+        """
+        if self._closed.is_set():
+            raise UnavailableError(CLOSED)
+        if address not in self._open:
+            self._open[address] = grpc.aio.insecure_channel(
+                address, options=OPTIONS, compression=grpc.Compression.NoCompression
+            )
+        return self._open[address]
+
+    async def close(self) -> None:
+        """Close all; what still runs on them is ended, and who pauses goes on."""
+        self._closed.set()
+        await asyncio.gather(*(channel.close() for channel in self._open.values()))
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, until they are closed at the most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
 
 
 class AsyncAnswer(BaseAnswer, AsyncIterator[Delta]):
     """The deltas of one request as they come. `anext` reads one; a loop that is left early ends the request."""
 
+    _call: "grpc.aio.UnaryStreamCall[generate_pb2.GenerateRequest, generate_pb2.GenerateResponse]"
+
     def __init__(
         self,
-        call: "grpc.aio.UnaryStreamCall[generate_pb2.GenerateRequest, generate_pb2.GenerateResponse]",
         request: generate_pb2.GenerateRequest,
-        server: str,
+        attempts: Attempts,
+        channels: AsyncChannels,
         start: "Callable[[generate_pb2.GenerateRequest, float | None], AsyncAnswer]",
     ) -> None:
-        super().__init__(call, request, server)
-        self._call = call
+        super().__init__(request, attempts)
+        self._channels = channels
         # Holds the client too: a channel that is dropped closes, and ends what runs on it.
         self._start = start
+        self._attempt()
 
     async def collect(self) -> list[Candidate]:
         """As `Answer.collect`."""
@@ -75,20 +116,45 @@ class AsyncAnswer(BaseAnswer, AsyncIterator[Delta]):
 
     async def _read(self) -> generate_pb2.GenerateResponse | None:
         """Take in the next message; None: there is none."""
-        try:
-            response = await self._call.read()
-        except grpc.RpcError as error:
-            raise self._failure(error) from error
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            if self._is_closed:
-                return None
-            raise UnavailableError(_CLOSED, self._tokens_received()) from None
-        if not isinstance(response, generate_pb2.GenerateResponse):  # grpc.aio.EOF
-            return None
-        self._take(response)
-        return response
+        with self._final_failures():
+            return await self._read_on()
+
+    async def _read_on(self) -> generate_pb2.GenerateResponse | None:
+        while not self._is_closed:
+            try:
+                response = await self._call.read()
+            except grpc.RpcError as error:
+                if self.usage is not None:
+                    return None  # all has come but the end
+                await self._try_again(error)
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                if not self._is_closed:
+                    raise UnavailableError(CLOSED, self._tokens_received()) from None
+            else:
+                if not isinstance(response, generate_pb2.GenerateResponse):  # grpc.aio.EOF
+                    return None
+                self._take(response)
+                return response
+        return None
+
+    async def _try_again(self, error: grpc.RpcError) -> None:
+        """Wait and make the call again, unless the answer is closed."""
+        if self._is_closed:
+            return
+        await self._channels.pause(self._attempts.pause_s(error, self._tokens_received()))
+        if self._channels.is_closed:
+            raise UnavailableError(CLOSED, self._tokens_received()) from error
+        self._attempt()
+
+    def _attempt(self) -> None:
+        address, left_s = self._attempts.next()
+        stub: generate_pb2_grpc.GenerateServiceAsyncStub
+        stub = generate_pb2_grpc.GenerateServiceStub(self._channels.to(address))
+        self._call = self._cancellable = stub.Generate(self._next_request(), timeout=left_s)
+        if self._is_closed:  # by another task meanwhile
+            self._call.cancel()
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return _Loop(self)
@@ -119,9 +185,16 @@ class AsyncClient:
     Methods, arguments and errors are those of `Client`.
     """
 
-    def __init__(self, server: str) -> None:
-        self._server = server
-        self._opened: grpc.aio.Channel | None = None
+    def __init__(
+        self,
+        server: str,
+        *,
+        resume_for_s: float = RESUME_FOR_S,
+        on_retry: Callable[[PagekeeperError], None] | None = None,
+    ) -> None:
+        self._route = Route(server, on_retry)
+        self._resume_for_s = resume_for_s
+        self._channels = AsyncChannels()
 
     async def __aenter__(self) -> Self:
         return self
@@ -131,7 +204,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; what still runs on it is ended."""
-        await self._channel.close()
+        await self._channels.close()
 
     def generate(
         self,
@@ -158,58 +231,69 @@ class AsyncClient:
         return self._start(request, timeout_s)
 
     def _start(self, request: generate_pb2.GenerateRequest, timeout_s: float | None) -> AsyncAnswer:
-        return AsyncAnswer(self._stub.Generate(request, timeout=timeout_s), request, self._server, self._start)
+        request.request_id = request.request_id or uuid.uuid4().hex
+        return AsyncAnswer(request, self._attempts(timeout_s), self._channels, self._start)
 
     async def tokenize(
         self, prompt: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None
     ) -> list[int]:
         """As `Client.tokenize`."""
         request = tokenize_request(prompt, model)
-        response = await self._answer(self._stub.Tokenize(request, timeout=timeout_s))
+        response = await self._ask_for(lambda stub, left_s: stub.Tokenize(request, timeout=left_s), timeout_s)
         return list(response.token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", timeout_s: float | None = None) -> str:
         """As `Client.detokenize`."""
         request = detokenize_request(token_ids, model)
-        response = await self._answer(self._stub.Detokenize(request, timeout=timeout_s))
+        response = await self._ask_for(lambda stub, left_s: stub.Detokenize(request, timeout=left_s), timeout_s)
         return response.text
 
     async def list_models(self, *, timeout_s: float | None = None) -> list[ModelInfo]:
         """As `Client.list_models`."""
         request = generate_pb2.ListModelsRequest()
-        response = await self._answer(self._stub.ListModels(request, timeout=timeout_s))
+        response = await self._ask_for(lambda stub, left_s: stub.ListModels(request, timeout=left_s), timeout_s)
         return models(response.models)
 
     async def health(self, *, timeout_s: float | None = HEALTH_TIMEOUT_S) -> bool:
         """As `Client.health`."""
-        stub = health_pb2_grpc.HealthStub(self._channel)
-        # types-grpcio-health-checking leaves the stub's methods out
-        call = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)  # type: ignore[attr-defined]
-        return is_serving(await self._answer(call))
 
-    async def _answer(self, call: Awaitable[Response]) -> Response:
-        """What a call brings, or the error of who must act."""
-        try:
-            return await call
-        except grpc.RpcError as error:
-            raise to_error(error, self._server) from error
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            raise UnavailableError(_CLOSED) from None
+        def check(channel: grpc.aio.Channel, left_s: float | None) -> Awaitable[health_pb2.HealthCheckResponse]:
+            stub = health_pb2_grpc.HealthStub(channel)
+            # types-grpcio-health-checking leaves the stub's methods out
+            return stub.Check(health_pb2.HealthCheckRequest(), timeout=left_s)  # type: ignore[attr-defined,no-any-return]
 
-    @property
-    def _channel(self) -> grpc.aio.Channel:
-        # A channel belongs to the event loop that runs when it is made; a client may be made before there is one.
-        if self._opened is None:
-            self._opened = grpc.aio.insecure_channel(
-                self._server, options=OPTIONS, compression=grpc.Compression.NoCompression
-            )
-        return self._opened
+        return is_serving(await self._ask(check, Attempts(self._route, timeout_s, resume_for_s=0.0)))
 
-    @property
-    def _stub(self) -> "generate_pb2_grpc.GenerateServiceAsyncStub":
-        return generate_pb2_grpc.GenerateServiceStub(self._channel)
+    async def _ask_for(
+        self,
+        call: "Callable[[generate_pb2_grpc.GenerateServiceAsyncStub, float | None], Awaitable[Response]]",
+        timeout_s: float | None,
+    ) -> Response:
+        def ask(channel: grpc.aio.Channel, left_s: float | None) -> Awaitable[Response]:
+            return call(generate_pb2_grpc.GenerateServiceStub(channel), left_s)
+
+        return await self._ask(ask, self._attempts(timeout_s))
+
+    async def _ask(
+        self, call: Callable[[grpc.aio.Channel, float | None], Awaitable[Response]], attempts: Attempts
+    ) -> Response:
+        """As `Connection._ask`."""
+        while True:
+            address, left_s = attempts.next()
+            try:
+                response = await call(self._channels.to(address), left_s)
+            except grpc.RpcError as error:
+                await self._channels.pause(attempts.pause_s(error))
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                raise UnavailableError(CLOSED) from None
+            else:
+                attempts.make_progress()
+                return response
+
+    def _attempts(self, timeout_s: float | None) -> Attempts:
+        return Attempts(self._route, timeout_s, self._resume_for_s)
 
 
 def _is_cancelled() -> bool:

@@ -46,6 +46,17 @@ def generate_request(
     return request
 
 
+def resuming_request(request: generate_pb2.GenerateRequest, received: Resume) -> generate_pb2.GenerateRequest:
+    """The message that goes on with the answer to `request` after what was received of it, which may be nothing."""
+    rest = generate_pb2.GenerateRequest()
+    rest.CopyFrom(request)
+    # Present even without a token: it says that a live stream with this id is ours, and is to be taken over.
+    rest.resume.Clear()
+    rest.resume.SetInParent()
+    _set_resume(rest.resume, received)
+    return rest
+
+
 def branch_request(
     request: generate_pb2.GenerateRequest,
     answer: Sequence[int],

@@ -1,13 +1,15 @@
 """From response messages to values, and the state of an answer that grows: all that needs no I/O."""
 
+import contextlib
+import dataclasses
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-import grpc
 from grpc_health.v1 import health_pb2
 
-from pagekeeper.client.requests import branch_request
+from pagekeeper.client.attempts import Attempts
+from pagekeeper.client.requests import branch_request, resuming_request
 from pagekeeper.client.values import (
     Beam,
     Candidate,
@@ -19,8 +21,7 @@ from pagekeeper.client.values import (
     TokenLogprobs,
     Usage,
 )
-from pagekeeper.common.errors import PagekeeperError
-from pagekeeper.status import to_error
+from pagekeeper.common.errors import BugError, PagekeeperError
 from pagekeeper.v1 import generate_pb2, types_pb2
 
 _FINISH_REASONS: dict[int, str | None] = {
@@ -32,6 +33,9 @@ _FINISH_REASONS: dict[int, str | None] = {
 _UNKNOWN_FINISH_REASON = "other"
 
 
+CLOSED = "the client was closed while a call was running on it"
+
+
 class _Call(Protocol):
     def cancel(self) -> bool | None: ...
 
@@ -39,11 +43,14 @@ class _Call(Protocol):
 class BaseAnswer:
     """The state of one request's answer; how its messages are read is up to `Answer` and `AsyncAnswer`.
 
+    A stream that breaks is followed by another that resumes it, and nothing here shows it: deltas, candidates and usage
+    are those of the whole answer.
+
     Closing an answer ends the request: `close()`, leaving a `with` block over it or a loop over it, dropping it. An
     answer that was closed early ends where it is, without a finish reason and usage.
 
     Attributes:
-        request_id: the request's own, else the server's choice; empty until the first delta then.
+        request_id: the request's own, else one that the client has made.
         seed: the seed in use; None until the first delta.
         candidates: by index, as far as they have come.
         prompt: what the model was given; None unless `echo` or `prompt_logprobs` asked for it.
@@ -53,12 +60,12 @@ class BaseAnswer:
         usage: token counts; None until the last delta has come.
     """
 
-    def __init__(self, call: _Call, request: generate_pb2.GenerateRequest, server: str) -> None:
-        self._cancellable = call
+    def __init__(self, request: generate_pb2.GenerateRequest, attempts: Attempts) -> None:
         self._request = request
-        self._server = server
+        self._attempts = attempts
+        self._cancellable: _Call | None = None
         self._is_closed = False
-        self._has_begun = False
+        self._failure: PagekeeperError | None = None
         self._pending: deque[Delta] = deque()
         self._resumed = {candidate.index: list(candidate.token_ids) for candidate in request.resume.candidates}
         self.request_id = request.request_id
@@ -74,13 +81,16 @@ class BaseAnswer:
         """What `generate` needs as `resume` to go on after this answer, what it resumed included; None: nothing yet."""
         if self.seed is None:
             return None
+        if self._request.sampling.HasField("beam_search"):
+            return Resume(self.seed, [])  # it starts again
         count = max([*self._resumed, *self.candidates], default=-1) + 1
         return Resume(self.seed, [self._token_ids(index) for index in range(count)])
 
     def close(self) -> None:
         """End the request, if it runs, and every loop over the answer."""
         self._is_closed = True
-        self._cancellable.cancel()
+        if self._cancellable is not None:
+            self._cancellable.cancel()
 
     def __del__(self) -> None:
         self.close()
@@ -89,29 +99,60 @@ class BaseAnswer:
         new = self.candidates[index].token_ids if index in self.candidates else []
         return [*self._resumed.get(index, []), *new]
 
+    @contextlib.contextmanager
+    def _final_failures(self) -> Iterator[None]:
+        """An answer that has failed has failed: whoever reads on gets the same error."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except PagekeeperError as failure:
+            self._failure = failure
+            if self._cancellable is not None:
+                self._cancellable.cancel()
+            raise
+
+    def _next_request(self) -> generate_pb2.GenerateRequest:
+        """What the next attempt asks for: all, or what has not come yet."""
+        if not self._attempts.has_begun and not self._attempts.may_be_live:
+            return self._request
+        return resuming_request(self._request, self.received or Resume(0, []))
+
     def _take(self, response: generate_pb2.GenerateResponse) -> None:
         """Take in one message; its deltas wait in `_pending`."""
-        self._has_begun = True
-        self.request_id = response.request_id or self.request_id
+        self._attempts.make_progress()
         if response.HasField("seed"):
             self.seed = response.seed
         if response.HasField("usage"):
             self.usage = _usage(response.usage)
-        if response.HasField("prompt"):
+        if response.HasField("prompt") and self.prompt is None:
             self.prompt = _prompt(response.prompt)
         if response.HasField("branch_text"):
             self.branch_text = response.branch_text
         if response.beams:
             self.beams = [Beam(list(beam.token_ids), beam.text, beam.score) for beam in response.beams]
         for message in response.deltas:
-            delta = _delta(message)
-            candidate = self.candidates.setdefault(delta.index, Candidate(delta.index))
-            candidate.text += delta.text
-            candidate.token_ids += delta.token_ids
-            candidate.finish_reason = delta.finish_reason
-            candidate.logprobs += delta.logprobs
-            candidate.cumulative_logprob, candidate.score = delta.cumulative_logprob, delta.score
-            self._pending.append(delta)
+            self._take_delta(_delta(message))
+
+    def _take_delta(self, delta: Delta) -> None:
+        candidate = self.candidates.setdefault(delta.index, Candidate(delta.index))
+        if candidate.finish_reason is not None:
+            # A server to which the request was sent again does not know that this candidate had ended.
+            return
+        position = len(self._resumed.get(delta.index, ())) + len(candidate.token_ids)
+        if delta.token_ids and delta.position != position:
+            text = f"candidate {delta.index} is at position {position}, but the server went on at {delta.position}"
+            raise BugError(text)
+        candidate.text += delta.text
+        candidate.token_ids += delta.token_ids
+        candidate.finish_reason = delta.finish_reason
+        candidate.logprobs += delta.logprobs
+        if delta.cumulative_logprob is not None:
+            # The server's is the sum over the last stream.
+            whole = sum(token.logprob for token in candidate.logprobs)
+            delta = dataclasses.replace(delta, cumulative_logprob=whole)
+        candidate.cumulative_logprob, candidate.score = delta.cumulative_logprob, delta.score
+        self._pending.append(delta)
 
     def _branch(
         self, position: int, candidate: int, request_id: str, sampling: Sampling
@@ -130,9 +171,6 @@ class BaseAnswer:
 
     def _tokens_received(self) -> int:
         return sum(map(len, self._resumed.values())) + sum(len(c.token_ids) for c in self.candidates.values())
-
-    def _failure(self, error: grpc.RpcError) -> PagekeeperError:
-        return to_error(error, self._server, has_begun=self._has_begun, tokens_received=self._tokens_received())
 
 
 def first_text(candidates: list[Candidate]) -> str:

@@ -1,24 +1,18 @@
 """The client for programs with threads."""
 
-import contextlib
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, Self, Unpack
 
 import grpc
-import grpc.experimental
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagekeeper.client.channel import OPTIONS
+from pagekeeper.client.attempts import RESUME_FOR_S, Attempts
+from pagekeeper.client.connection import Channels, Connection, Response
 from pagekeeper.client.requests import detokenize_request, generate_request, tokenize_request
-from pagekeeper.client.responses import BaseAnswer, first_text, is_serving, models
+from pagekeeper.client.responses import CLOSED, BaseAnswer, first_text, models
 from pagekeeper.client.values import Beam, Candidate, Delta, Message, ModelInfo, Prompt, Resume, Sampling
-from pagekeeper.status import to_error
+from pagekeeper.common.errors import PagekeeperError, UnavailableError
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
-
-HEALTH_TIMEOUT_S = 10.0
-# Whoever reads a stream also does its work, where by default a thread of the channel would. That thread's streams wait
-# for ever (grpcio 1.85) when the first attempt ends UNAVAILABLE and the next one cannot connect.
-_OPTIONS = [*OPTIONS, (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
 
 
 class _Call(Protocol):
@@ -30,17 +24,20 @@ class _Call(Protocol):
 class Answer(BaseAnswer, Iterator[Delta]):
     """The deltas of one request as they come. `next` reads one; a loop that is left early ends the request."""
 
+    _call: _Call
+
     def __init__(
         self,
-        call: _Call,
         request: generate_pb2.GenerateRequest,
-        server: str,
+        attempts: Attempts,
+        channels: Channels,
         start: "Callable[[generate_pb2.GenerateRequest, float | None], Answer]",
     ) -> None:
-        super().__init__(call, request, server)
-        self._call = call
+        super().__init__(request, attempts)
+        self._channels = channels
         # Holds the client too: a channel that is dropped closes, and ends what runs on it.
         self._start = start
+        self._attempt()
 
     def collect(self) -> list[Candidate]:
         """Wait for the whole answer; returns its candidates in order.
@@ -103,16 +100,39 @@ class Answer(BaseAnswer, Iterator[Delta]):
 
     def _read(self) -> generate_pb2.GenerateResponse | None:
         """Take in the next message; None: there is none."""
-        try:
-            response = next(self._call)
-        except StopIteration:
-            return None
-        except grpc.RpcError as error:
-            if self._is_closed and error.code() is grpc.StatusCode.CANCELLED:
+        with self._final_failures():
+            return self._read_on()
+
+    def _read_on(self) -> generate_pb2.GenerateResponse | None:
+        while not self._is_closed:
+            try:
+                response = next(self._call)
+            except StopIteration:
                 return None
-            raise self._failure(error) from error
-        self._take(response)
-        return response
+            except grpc.RpcError as error:
+                if self.usage is not None:
+                    return None  # all has come but the end
+                self._try_again(error)
+            else:
+                self._take(response)
+                return response
+        return None
+
+    def _try_again(self, error: grpc.RpcError) -> None:
+        """Wait and make the call again, unless the answer is closed."""
+        if self._is_closed:
+            return
+        self._channels.pause(self._attempts.pause_s(error, self._tokens_received()))
+        if self._channels.is_closed:
+            raise UnavailableError(CLOSED, self._tokens_received()) from error
+        self._attempt()
+
+    def _attempt(self) -> None:
+        address, left_s = self._attempts.next()
+        stub = generate_pb2_grpc.GenerateServiceStub(self._channels.to(address))
+        self._call = self._cancellable = stub.Generate(self._next_request(), timeout=left_s)
+        if self._is_closed:  # by another thread meanwhile
+            self._call.cancel()
 
     def __iter__(self) -> Iterator[Delta]:
         return _Loop(self)
@@ -137,52 +157,28 @@ class _Loop(Iterator[Delta]):
         self._answer.close()
 
 
-class Connection:
-    """A channel that connects when it is first used and closes with its `with` block.
-
-    Args:
-        server: HOST:PORT, or unix:PATH.
-    """
-
-    def __init__(self, server: str) -> None:
-        self._server = server
-        self._channel = grpc.insecure_channel(server, options=_OPTIONS, compression=grpc.Compression.NoCompression)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection; what still runs on it is ended."""
-        self._channel.close()
-
-    def health(self, *, timeout_s: float | None = HEALTH_TIMEOUT_S) -> bool:
-        """Whether the server says that it can serve.
-
-        Raises:
-            TryAgainError: it cannot be asked.
-        """
-        stub = health_pb2_grpc.HealthStub(self._channel)
-        with self._errors():
-            # types-grpcio-health-checking leaves the stub's methods out
-            return is_serving(stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s))  # type: ignore[attr-defined]
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Raise a failed call as the error of who must act."""
-        try:
-            yield
-        except grpc.RpcError as error:
-            raise to_error(error, self._server) from error
-
-
 class Client(Connection):
     """Asks a gateway for answers; may be used from several threads.
 
+    A call whose connection is lost is made again, and a stream goes on where it was: its reader sees a pause.
+
     `timeout_s` of any method: after so many seconds the call ends with a DeadlineError; None: the server decides.
+
+    Args:
+        server: HOST:PORT or unix:PATH of a gateway. Several, with commas between them, are tried in turn.
+        resume_for_s: how long to try when the connection is lost, until the answer goes on; 0: not at all.
+        on_retry: called with what has failed before each further attempt, on the thread that waits for the answer.
     """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        resume_for_s: float = RESUME_FOR_S,
+        on_retry: Callable[[PagekeeperError], None] | None = None,
+    ) -> None:
+        super().__init__(server, on_retry)
+        self._resume_for_s = resume_for_s
 
     def generate(
         self,
@@ -201,7 +197,7 @@ class Client(Connection):
         Args:
             prompt: text as it is, token ids, or the messages of a chat.
             model: empty for the one that is served.
-            request_id: unique among the live requests; empty to let the server choose.
+            request_id: unique among the live requests; empty for one that the client makes.
             stream: False for one message with the whole answer.
             priority: lower is served earlier.
             resume: how far an earlier stream of this request got; only what follows comes. With the earlier stream's
@@ -224,7 +220,8 @@ class Client(Connection):
         return self._start(request, timeout_s)
 
     def _start(self, request: generate_pb2.GenerateRequest, timeout_s: float | None) -> Answer:
-        return Answer(self._stub.Generate(request, timeout=timeout_s), request, self._server, self._start)
+        request.request_id = request.request_id or uuid.uuid4().hex
+        return Answer(request, self._attempts(timeout_s), self._channels, self._start)
 
     def tokenize(
         self, prompt: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None
@@ -236,20 +233,27 @@ class Client(Connection):
             TryAgainError: the server cannot be asked.
         """
         request = tokenize_request(prompt, model)
-        with self._errors():
-            return list(self._stub.Tokenize(request, timeout=timeout_s).token_ids)
+        return list(self._ask_for(lambda stub, left_s: stub.Tokenize(request, timeout=left_s), timeout_s).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, model: str = "", timeout_s: float | None = None) -> str:
         """The text of an answer with these tokens. Raises as `tokenize` does."""
         request = detokenize_request(token_ids, model)
-        with self._errors():
-            return self._stub.Detokenize(request, timeout=timeout_s).text
+        return self._ask_for(lambda stub, left_s: stub.Detokenize(request, timeout=left_s), timeout_s).text
 
     def list_models(self, *, timeout_s: float | None = None) -> list[ModelInfo]:
         """The models that are served. Raises as `tokenize` does."""
-        with self._errors():
-            return models(self._stub.ListModels(generate_pb2.ListModelsRequest(), timeout=timeout_s).models)
+        request = generate_pb2.ListModelsRequest()
+        return models(self._ask_for(lambda stub, left_s: stub.ListModels(request, timeout=left_s), timeout_s).models)
 
-    @property
-    def _stub(self) -> generate_pb2_grpc.GenerateServiceStub:
-        return generate_pb2_grpc.GenerateServiceStub(self._channel)
+    def _ask_for(
+        self,
+        call: Callable[[generate_pb2_grpc.GenerateServiceStub, float | None], Response],
+        timeout_s: float | None,
+    ) -> Response:
+        def ask(channel: grpc.Channel, left_s: float | None) -> Response:
+            return call(generate_pb2_grpc.GenerateServiceStub(channel), left_s)
+
+        return self._ask(ask, self._attempts(timeout_s))
+
+    def _attempts(self, timeout_s: float | None) -> Attempts:
+        return Attempts(self._route, timeout_s, self._resume_for_s)

@@ -267,8 +267,9 @@ async def test_a_prompt_over_the_message_limit_is_refused_with_that_limit(
     # A client that lets it out is told the same by the server.
     async with grpc.aio.insecure_channel(gateway.gateway.address) as channel:
         stub = generate_pb2_grpc.GenerateServiceStub(channel)
+        request = generate_pb2.GenerateRequest(text="x" * (17 * 2**20), stream=True, request_id="x" * 32)
         with pytest.raises(grpc.RpcError) as refused:
-            await stub.Generate(generate_pb2.GenerateRequest(text="x" * (17 * 2**20), stream=True)).read()
+            await stub.Generate(request).read()
     assert str(to_error(refused.value, "")) == str(error)
     assert (await neighbour)[0].token_ids == answer_of(3, PROMPT, 200)
 
@@ -290,7 +291,7 @@ async def test_a_full_queue_and_a_drain_are_told_apart(
     runtime_dir: Path, model: Path, runner: FakeRunner, kind: str
 ) -> None:
     async with running_gateway(runtime_dir, model, max_concurrent=1, max_queue=0) as gateway:
-        client: Adapter = ADAPTERS[kind](gateway.gateway.address)
+        client: Adapter = ADAPTERS[kind](gateway.gateway.address, resume_for_s=0)
         answer = client.generate(PROMPT)
         assert await client.next(answer) is not None
         runner.script.is_paused = True
@@ -306,20 +307,20 @@ async def test_a_full_queue_and_a_drain_are_told_apart(
 @pytest.mark.parametrize("kind", list(ADAPTERS))
 async def test_a_server_without_a_runner_is_unavailable(runtime_dir: Path, model: Path, kind: str) -> None:
     async with running_gateway(runtime_dir, model, runner_wait_s=0.05) as gateway:
-        client: Adapter = ADAPTERS[kind](gateway.gateway.address)
+        client: Adapter = ADAPTERS[kind](gateway.gateway.address, resume_for_s=0.2)
         assert await client.ask("health") is False
         assert type(await failure_of(client)) is UnavailableError
         await client.close()
 
 
 @pytest.mark.parametrize("kind", list(ADAPTERS))
-async def test_an_answer_goes_on_at_the_next_gateway_after_the_first_was_killed(
+async def test_a_program_that_resumes_by_itself_goes_on_at_the_next_gateway_after_the_first_was_killed(
     runtime_dir: Path, model: Path, kind: str
 ) -> None:
     script = Script(step_s=0.002, token=spoken)
     async with FakeRunner(RuntimeDir(runtime_dir).runner_socket("a"), script) as runner:
         async with started(runtime_dir, model) as (process, address):
-            client: Adapter = ADAPTERS[kind](address)
+            client: Adapter = ADAPTERS[kind](address, resume_for_s=0)
             begun = client.generate(PROMPT, seed=9, max_tokens=len(SPOKEN))
             for _ in range(5):
                 await client.next(begun)

@@ -51,12 +51,13 @@ def two_candidates() -> Iterator[generate_pb2.GenerateResponse]:
         )
 
 
-def one_candidate(text: str) -> generate_pb2.GenerateResponse:
-    return generate_pb2.GenerateResponse(deltas=[generate_pb2.CandidateDelta(text=text, token_ids=[1])], seed=1)
+def one_candidate(text: str, position: int = 0) -> generate_pb2.GenerateResponse:
+    delta = generate_pb2.CandidateDelta(text=text, token_ids=[1], position=position)
+    return generate_pb2.GenerateResponse(deltas=[delta], seed=1)
 
 
 def test_generate_prints_the_text_and_nothing_else_when_piped(pagekeeper: Any) -> None:
-    gateway = FakeGateway(one_candidate("The capital"), one_candidate(" is Paris."))
+    gateway = FakeGateway(one_candidate("The capital"), one_candidate(" is Paris.", position=1))
     with serving(gateway=gateway) as address:
         assert pagekeeper("generate", "q", "--chat", "--server", address) == (0, "The capital is Paris.\n", "")
     assert gateway.requests[0].chat.messages[0].role == "user"

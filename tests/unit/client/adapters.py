@@ -25,8 +25,8 @@ class Adapter(Protocol):
 class SyncAdapter:
     """Calls that wait run on a thread."""
 
-    def __init__(self, server: str) -> None:
-        self.client = Client(server)
+    def __init__(self, server: str, **options: Any) -> None:
+        self.client = Client(server, **options)
 
     def generate(self, *args: Any, **options: Any) -> Answer:
         return self.client.generate(*args, **options)
@@ -67,8 +67,8 @@ class SyncAdapter:
 class AsyncAdapter:
     """Calls as they are."""
 
-    def __init__(self, server: str) -> None:
-        self.client = AsyncClient(server)
+    def __init__(self, server: str, **options: Any) -> None:
+        self.client = AsyncClient(server, **options)
 
     def generate(self, *args: Any, **options: Any) -> AsyncAnswer:
         return self.client.generate(*args, **options)

@@ -18,7 +18,7 @@ UNAVAILABLE = failure(
     grpc.StatusCode.UNAVAILABLE, "the server is shutting down", error_details_pb2.ErrorInfo(reason="UNAVAILABLE")
 )
 
-Connect = Callable[[str], Adapter]
+Connect = Callable[..., Adapter]
 
 
 @pytest.fixture(params=list(ADAPTERS))
@@ -95,12 +95,26 @@ async def test_what_is_asked_for_reaches_the_server(connect: Connect) -> None:
         await client.close()
 
 
-async def test_unavailable_before_the_first_message_is_tried_once_more(connect: Connect) -> None:
-    gateway = RecoveringGateway(*WHOLE, failures=1)
+async def test_unavailable_before_the_first_message_is_tried_again_and_is_the_same_request(connect: Connect) -> None:
+    gateway = RecoveringGateway(*WHOLE, failures=3)
     with serving(gateway=gateway) as address:
         client = connect(address)
-        assert await client.text(client.generate("x")) == "Paris"
-        assert len(gateway.requests) == 2
+        answer = client.generate("x")
+        assert await client.text(answer) == "Paris"
+        assert [request.request_id for request in gateway.requests] == [answer.request_id] * 4
+        assert answer.request_id
+        # A server that says no is not at work on it.
+        assert not any(request.HasField("resume") for request in gateway.requests)
+        await client.close()
+
+
+async def test_who_wants_no_further_attempt_gets_none(connect: Connect) -> None:
+    gateway = RecoveringGateway(*WHOLE, failures=1)
+    with serving(gateway=gateway) as address:
+        client = connect(address, resume_for_s=0)
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await client.collect(client.generate("x"))
+        assert len(gateway.requests) == 1
         await client.close()
 
 
@@ -109,9 +123,11 @@ async def test_a_server_that_ends_before_the_first_message_and_does_not_come_bac
 ) -> None:
     with ExitStack() as server:
         gateway = EndingGateway(server.close)
-        client = connect(server.enter_context(serving(gateway=gateway)))
+        retries: list[Exception] = []
+        client = connect(server.enter_context(serving(gateway=gateway)), resume_for_s=0.3, on_retry=retries.append)
         with pytest.raises(CannotConnectError):
             await client.collect(client.generate("x"))
+        assert len(retries) > 1
         await client.close()
 
 
@@ -130,7 +146,7 @@ async def test_a_stream_that_breaks_after_its_first_message_says_how_far_it_got_
 ) -> None:
     gateway = FakeGateway(delta(0, [1, 2, 3], "abc"), failure=failure(grpc.StatusCode.UNAVAILABLE, "gone"))
     with serving(gateway=gateway) as address:
-        client = connect(address)
+        client = connect(address, resume_for_s=0)
         answer = client.generate("x")
         for _ in range(2):
             with pytest.raises(UnavailableError) as caught:
