@@ -88,12 +88,14 @@ class Load:
         return all(stream is not None and stream.arrivals[-1:] > [moment] for stream in self._running)
 
     async def _fill(self, slot: int) -> None:
-        while self._is_open:
+        while True:
             number = next(self._turn)
             stream = self._running[slot] = Stream(number, time.monotonic())
             self.streams.append(stream)
             await self._read(stream, self._prompts[number])
             self._running[slot] = None
+            if not self._is_open:
+                return
             if stream.error:
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
