@@ -114,5 +114,5 @@ class Stack:
         if isinstance(line, dict):
             if line.get("level") in _LEVELS[: _LEVELS.index(self._settings.log_level)]:
                 return
-            line = str(self._render(None, "", line))
+            line = str(self._render(None, "", dict(line)))  # it takes from what it is given
         print(line, file=sys.stderr, flush=True)

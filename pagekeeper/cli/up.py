@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ class _Orders:
         self.interrupted = False
         self._stack = stack
         self._ends_with_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        self._shown = [stream.fileno() for stream in (sys.stdout, sys.stderr) if stream.isatty()]
         self._renewal: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -124,9 +126,12 @@ class _Orders:
 
     def _on_hangup(self) -> None:
         if self._ends_with_terminal and not _has_terminal():
+            with Path(os.devnull).open("w") as nowhere:
+                for descriptor in self._shown:  # to write there would be an error now
+                    os.dup2(nowhere.fileno(), descriptor)
             self.stop.set()
         elif not self._stack.has_served or (self._renewal is not None and not self._renewal.done()):
-            log.warning("SIGHUP ignored: the runners have only just been started")
+            log.warning("SIGHUP ignored: the runners are only just starting")
         else:
             self._renewal = asyncio.create_task(self._stack.replace_runners())
 

@@ -184,6 +184,24 @@ def test_a_second_ctrl_c_ends_everything_at_once_with_130(start_server: StartSer
     assert not [pid for pid in pids.values() if Path(f"/proc/{pid}").exists()]
 
 
+def test_when_the_terminal_closes_everything_ends(tiny_model: Path, runtime_dir: Path) -> None:
+    flags = ["--model", str(tiny_model), "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+    program = (
+        "import os, pty, sys\n"
+        "pid, terminal = pty.fork()\n"
+        f"if not pid: os.execv(sys.executable, [sys.executable, '-m', 'pagekeeper', 'up', *{flags}])\n"
+        "shown = b''\n"
+        "while b'ready  grpc=' not in shown: shown += os.read(terminal, 4096)\n"
+        "os.close(terminal)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime_dir), "PAGEKEEPER_THREADS": "1"}
+    assert (
+        subprocess.run([sys.executable, "-c", program], env=environment, timeout=LIMIT_S, check=False).returncode == 0
+    )
+    assert not list(runtime_dir.iterdir())
+
+
 def test_a_drain_in_which_a_process_has_to_be_killed_is_no_success(start_server: StartServer) -> None:
     failpoints = {"PAGEKEEPER_FAILPOINTS": f"gateway.before_submit=sleep:{LIMIT_S}"}
     server = start_server("--grace-s", "0", **failpoints)
