@@ -91,6 +91,10 @@ protos: $(TEST_ENV) ## Generate pagekeeper/v1 from protos/
 accept: $(TEST_ENV) $(DEMO_MODEL) ## Measure every promise and print promise, figure, bound, pass or fail
 	$(BIN)/python -m bench.accept
 
+.PHONY: chaos
+chaos: $(TEST_ENV) $(DEMO_MODEL) ## Kill and stop real processes hundreds of times and keep the score; over an hour
+	$(BIN)/python -m bench.chaos --full --json build/chaos.json --logs build/chaos $(ARGS)
+
 .PHONY: bench
 bench: $(TEST_ENV) $(DEMO_MODEL) ## Tokens per second against transformers, in one run
 	$(BIN)/python -m bench.throughput

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.promise import Outcome, Promise, Workbench
-from bench.promises import cache, errors, gpu, greedy, leaks, policy, setup, sharing, speed, tested
+from bench.promises import cache, errors, gpu, greedy, leaks, policy, reliability, setup, sharing, speed, tested
 from pagekeeper.cli.demo_model import demo_model_path
 
 PROMISES: list[Promise] = [
@@ -22,6 +22,7 @@ PROMISES: list[Promise] = [
     *leaks.PROMISES,
     *speed.PROMISES,
     *errors.PROMISES,
+    *reliability.PROMISES,
     *tested.PROMISES,
     *gpu.PROMISES,
     *setup.PROMISES,

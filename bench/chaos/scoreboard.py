@@ -50,6 +50,15 @@ def row_of(report: Report) -> Row:
     return Row(cells, complaints)
 
 
+def describe(report: Report) -> str:
+    """The figures of a row in words."""
+    return (
+        f"{_faults(report)}: {len(report.errors)} of {report.num_whole + len(report.errors)} streams lost, "
+        f"{report.lost_tokens} tokens lost, {report.doubled_tokens} doubled, {_equal(report)} equal; next token after "
+        f"{_pause(report)}"
+    )
+
+
 def row_of_outcome(name: str, outcome: Outcome) -> Row:
     """The row of what is no campaign of streams: its figure stands under "faults"."""
     cells = [name, f"{outcome.figure} ({outcome.bound})", *[""] * (len(COLUMNS) - 3), _result(outcome.passed)]
