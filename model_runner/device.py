@@ -17,6 +17,7 @@ from model_runner.choice import Choice, bring, choose, prompt_logprobs
 from model_runner.inputs import StepInputs
 from model_runner.model.decoder import Decoder
 from model_runner.step import Sampled, Step
+from model_runner.warm_up import cpu_warm_up_steps
 from pagekeeper.common.errors import ConfigurationError
 
 
@@ -40,7 +41,7 @@ class Device(Protocol):
     """Runs steps one after the other, in the order of their launch. For one thread, but for what it returns."""
 
     def bind(self, memory: MappedPool, num_blocks: int) -> None:
-        """Compute on this pool from the next step on.
+        """Compute on this pool from the next step on; the first one pays no more than later ones.
 
         Raises:
             ConfigurationError: the pool lies on another device, or too little memory is left to work with it.
@@ -113,12 +114,16 @@ class CpuDevice:
         self._kernels = kernels
         self._layout = layout
         self._pool: KvPool | None = None
+        self._is_warm = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
 
     def bind(self, memory: MappedPool, num_blocks: int) -> None:
         """See `Device`."""
         self._pool = view_pool(memory, self._layout, num_blocks)
         check_device(self._pool.raw.device, torch.device("cpu"))
+        if not self._is_warm:
+            self._warm_up()
+            self._is_warm = True
 
     def unbind(self) -> None:
         """See `Device`."""
@@ -137,6 +142,11 @@ class CpuDevice:
     def close(self) -> None:
         """See `Device`; ends the thread."""
         self._thread.shutdown()
+
+    def _warm_up(self) -> None:
+        scratch = KvPool.over(torch.zeros(self._layout.block_bytes, dtype=torch.uint8), self._layout, 1)
+        for step in cpu_warm_up_steps():
+            self._thread.submit(self._run, self.prepare(step), scratch).result()
 
     def _run(self, inputs: StepInputs, pool: KvPool) -> tuple[Sampled, float]:
         with torch.inference_mode():
