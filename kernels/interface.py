@@ -64,9 +64,16 @@ class AttentionParams:
 class SamplingBatch:
     """How the next token is chosen, one entry for each row of logits. Tensors on the logits' device.
 
-    Randomness is Philox4x32-10 with key (low, high word of seed) and counter (position, candidate, 0, 0), so a token
-    does not depend on what else is in the batch (Salmon et al., SC'11). The draw has 53 bits: word 0, then the upper
-    21 bits of word 1.
+    Tokens race: each arrives after an exponentially distributed time divided by its weight, and the first to arrive is
+    chosen. That is the softmax's distribution, and the same as the largest sum of logit and Gumbel noise. A token's
+    time depends on no other token, so a rounding error of the logits changes a choice only if the first two arrive
+    as close together as that.
+
+    A draw has a key, words 0 (high) and 1 of Philox4x32-10 with key (low, high word of seed) and counter (position,
+    candidate, 0, 0), so it does not depend on what else is in the batch (Salmon et al., SC'11). The numbers that
+    SplitMix64 gives if it begins with the key (Steele et al., OOPSLA 2014) are cut in halves, lower half first: one for
+    each token. As a signed integer k it makes the time -log(1/2 - (2 k + 1) / 2**33). So a token of probability p is
+    chosen as often as it should be but for a share of about 2**-33 / p, and one below 1e-11 hardly ever.
     """
 
     temperature: torch.Tensor
@@ -217,10 +224,7 @@ class Kernels(Protocol):
         ...
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        """Choose a token id for each row of `logits [rows, vocab]` float32, finite but for -inf; `[rows]` int64.
-
-        The draw is looked up in the cumulative distribution of what is kept, in index order.
-        """
+        """Choose a token id for each row of `logits [rows, vocab]` float32, finite but for -inf; `[rows]` int64."""
         ...
 
     def edit_logits(self, logits: torch.Tensor, edits: LogitEdits) -> None:

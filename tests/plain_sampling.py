@@ -1,10 +1,14 @@
-"""The rules that logits are edited by, said once more in plain Python, one row and one token at a time."""
+"""The rules that logits are edited and tokens are drawn by, once more in plain Python, one row and token at a time."""
 
 import math
 import struct
 from dataclasses import dataclass, field
 
+from kernels.reference.noise import philox4x32
 from model_runner.sampling_params import SamplingParams
+
+WORD = (1 << 32) - 1
+DOUBLE_WORD = (1 << 64) - 1
 
 
 @dataclass
@@ -65,6 +69,34 @@ def log_softmax(logits: list[float]) -> list[float]:
     highest = max(logits)
     total = math.log(math.fsum(math.exp(logit - highest) for logit in logits))
     return [logit - highest - total for logit in logits]
+
+
+def split_mix(key: int, count: int) -> list[int]:
+    """The first numbers of the SplitMix64 that begins with `key`."""
+    numbers = []
+    for i in range(1, count + 1):
+        number = (key + i * 0x9E3779B97F4A7C15) & DOUBLE_WORD
+        number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & DOUBLE_WORD
+        number = ((number ^ number >> 27) * 0x94D049BB133111EB) & DOUBLE_WORD
+        numbers.append(number ^ number >> 31)
+    return numbers
+
+
+def signed(word: int) -> int:
+    """32 bits as a signed integer."""
+    return word - (word >> 31 << 32)
+
+
+def drawn(weights: list[float], seed: int, candidate: int, position: int) -> int:
+    """The token that arrives first, by the rules of `kernels.interface.SamplingBatch`."""
+    high, low, _, _ = philox4x32((seed & WORD, seed >> 32 & WORD), (position, candidate, 0, 0))
+    halves = [half for number in split_mix(high << 32 | low, len(weights)) for half in (number & WORD, number >> 32)]
+    times = {
+        token: -math.log(0.5 - (2 * signed(half) + 1) / 2**33) / weight
+        for token, (half, weight) in enumerate(zip(halves, weights, strict=False))
+        if weight
+    }
+    return min(times, key=lambda token: times[token])
 
 
 def float32(value: float) -> float:

@@ -21,8 +21,8 @@ from kernels.kv_pool import KvPool
 from kernels.select import select_kernels
 
 _EPSILON = 1e-5
-_SAME_TOKENS = 0.99
-"""Share of sampled tokens: sums of probabilities may be rounded apart where a draw meets the border of two tokens."""
+_SAME_TOKENS = 0.998
+"""Share of sampled tokens, all but one of 512: two may come closer to each other than float32 can tell apart."""
 
 
 def tasks(setting: Setting) -> list[Task]:

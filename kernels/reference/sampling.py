@@ -3,56 +3,49 @@
 import torch
 
 from kernels.interface import SamplingBatch
+from kernels.reference.noise import draw_key, exponentials, token_bits
 
-_MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-
-
-def philox4x32(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10: four 32-bit words that depend on nothing but `key` and `counter` (32-bit words, too)."""
-    k0, k1 = key
-    c0, c1, c2, c3 = counter
-    for _ in range(_ROUNDS):
-        product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (product1 >> 32) ^ c1 ^ k0, product1 & _MASK, (product0 >> 32) ^ c3 ^ k1, product0 & _MASK
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
-    return c0, c1, c2, c3
-
-
-def uniform(seed: int, candidate: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits."""
-    words = philox4x32((seed & _MASK, seed >> 32 & _MASK), (position & _MASK, candidate & _MASK, 0, 0))
-    return (words[0] << 21 | words[1] >> 11) / (1 << 53)
+_SLICE = 1 << 18
+"""Tokens that race at a time for each thread: enough to share out, and what is made of them stays in the cache."""
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """Choose one token id for each row of `logits [rows, vocab]`, in float64."""
-    tokens = logits.argmax(dim=-1)
     if batch.all_greedy:
-        return tokens
-    rows = (batch.temperature > 0).nonzero().squeeze(1)
-    weights = weights_at(logits[rows], batch.temperature[rows])
+        return logits.argmax(dim=-1)
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    greedy = (batch.temperature == 0).nonzero().squeeze(1)
+    tokens[greedy] = logits.index_select(0, greedy).argmax(dim=-1)
+    height = max(1, _SLICE * torch.get_num_threads() // logits.shape[1])
+    for rows in (batch.temperature > 0).nonzero().squeeze(1).split(height):
+        times = exponentials(token_bits(_keys(batch, rows), logits.shape[1]))
+        tokens[rows] = (_kept_weights(logits, batch, rows) / times).argmax(dim=-1)
+    return tokens
+
+
+def _keys(batch: SamplingBatch, rows: torch.Tensor) -> torch.Tensor:
+    """[len(rows)] int64."""
+    numbers = (batch.seed[rows].tolist(), batch.candidate[rows].tolist(), batch.position[rows].tolist())
+    return rows.new_tensor([draw_key(*draw) for draw in zip(*numbers, strict=True)])
+
+
+def _kept_weights(logits: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor) -> torch.Tensor:
+    """[len(rows), vocab] float64: 0 for what is not kept, which so never arrives."""
+    weights = weights_at(logits.index_select(0, rows), batch.temperature[rows])
     if batch.filters:
         weights = keep_top(weights, batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
     if batch.typical_p is not None:
         weights = keep_typical(weights, batch.typical_p[rows])
-    cumulative = weights.cumsum(dim=-1)
-    keys = (batch.seed[rows].tolist(), batch.candidate[rows].tolist(), batch.position[rows].tolist())
-    draws = weights.new_tensor([uniform(*key) for key in zip(*keys, strict=True)])
-    # The first token whose cumulative weight passes the draw; a token of weight 0 never does.
-    passed = cumulative > draws[:, None] * cumulative[:, -1:]
-    tokens[rows] = passed.to(torch.uint8).argmax(dim=-1)
-    return tokens
+    return weights
 
 
 def weights_at(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Probabilities [rows, vocab] float64 at `temperature [rows]`, which is above 0."""
     # The likeliest token at 0, so that no temperature, however small, divides into infinity minus infinity.
     scaled = logits.double()
-    scaled -= scaled.amax(dim=-1, keepdim=True)
-    return (scaled / temperature[:, None]).softmax(dim=-1)
+    scaled -= logits.amax(dim=-1, keepdim=True)
+    scaled /= temperature[:, None]
+    return scaled.softmax(dim=-1)
 
 
 def keep_top(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:

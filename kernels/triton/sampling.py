@@ -5,14 +5,14 @@ A row is cut into chunks, so that one row alone occupies many multiprocessors:
 1. the best token of each chunk: one pass over the logits, all that a greedy row costs;
 2. if something is filtered, the lowest token that is kept: one program a row, which reads it over and over (see
    `kernels.triton.sampling_filters`);
-3. the weight of each chunk, if something is drawn: a second pass, over logits that lie in the L2 cache by now;
-4. the draw: look up the chunk by these weights, then the token in that one chunk.
+3. the winner of each chunk, if something is drawn: a second pass, over logits that lie in the L2 cache by now;
+4. the best, or the winner, of the row.
 
-Arithmetic: weights are float32, their sums float64. A weight has a relative error of at most (3 a + 4) 2**-24, where
-exp(-a) is the weight itself; averaged over any distribution of 2**18 tokens that is under 5e-6. So a token differs from
-that of the reference only if the draw, a number below 1, lies closer than that to an edge of its share. top_p adds up
-to 256 weights in float32 before it goes on in float64, and keeps other tokens only if the share of what it keeps comes
-as close as 1e-5 to the limit. What top_k and min_p keep is exact.
+Arithmetic: float32. The logarithm of what a token of weight exp(-a) scores is off by at most (4 a + 12) 2**-24. So
+another token than the reference's wins only if the two best come as close as that, which over any distribution of 2**18
+tokens they do in fewer than one draw of 150,000. top_p adds up to 256 weights in float32 before it goes on in float64,
+and keeps other tokens only if the share of what it keeps comes as close as 1e-5 to the limit. What top_k and min_p keep
+is exact.
 """
 
 from collections.abc import Iterator
@@ -24,9 +24,10 @@ import triton.language as tl
 
 from kernels.interface import SamplingBatch
 from kernels.triton.compile_spec import CompileSpec
+from kernels.triton.noise import draw_key, exponential, token_bits
 from kernels.triton.sampling_filters import lowest_kept
 from kernels.triton.sampling_typical import drop_atypical
-from kernels.triton.token_order import factor_of, index_of, token_key, value_of, weights_of
+from kernels.triton.token_order import factor_of, index_of, token_key, value_of
 
 if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction
@@ -66,42 +67,9 @@ def _lowest_of_row(
 
 
 @triton.jit
-def _kept_weights(logits, lowest, row, chunk, best, temperature, vocab, row_stride, CHUNK: tl.constexpr):
-    index = chunk * CHUNK + tl.arange(0, CHUNK)
-    values = tl.load(logits + row * row_stride + index, mask=index < vocab, other=float("-inf"))
-    weights = weights_of(values, value_of(best), factor_of(temperature))
-    if lowest is not None:
-        weights = tl.where(token_key(values, index) >= tl.load(lowest + row), weights, 0)
-    return index, weights.to(tl.float64)
-
-
-@triton.jit
-def _weight_of_chunk(
-    weight, best, lowest, logits, temperature, vocab, row_stride, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    num_chunks = tl.num_programs(1)
-    row_temperature = tl.load(temperature + row)
-    if row_temperature > 0:
-        row_best = _best_of_row(best, row, num_chunks, CHUNKS)
-        _, weights = _kept_weights(logits, lowest, row, chunk, row_best, row_temperature, vocab, row_stride, CHUNK)
-        tl.store(weight + row * num_chunks + chunk, tl.sum(weights, 0))
-
-
-@triton.jit
-def _uniform(seed, candidate, position):
-    """A number in [0, 1) with 53 random bits."""
-    high, low, _, _ = tl.philox(seed, position.to(tl.int32), candidate.to(tl.int32), 0, 0)
-    bits = (high.to(tl.int64) << 21) | (low >> 11).to(tl.int64)
-    return bits.to(tl.float64) * 1.1102230246251565e-16  # 2**-53
-
-
-@triton.jit
-def _draw(
-    tokens,
+def _winner_of_chunk(
+    winners,
     best,
-    weight,
     lowest,
     logits,
     temperature,
@@ -110,31 +78,30 @@ def _draw(
     position,
     vocab,
     row_stride,
-    num_chunks,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    row_best = _best_of_row(best, row, num_chunks, CHUNKS)
+    chunk = tl.program_id(1)
+    num_chunks = tl.num_programs(1)
     row_temperature = tl.load(temperature + row)
-    token = index_of(row_best)
-    if weight is not None:  # noqa: SIM102 - decided when the kernel is compiled, unlike the condition inside
-        if row_temperature > 0:
-            chunk = tl.arange(0, CHUNKS)
-            chunk_weights = tl.load(weight + row * num_chunks + chunk, mask=chunk < num_chunks, other=0)
-            cumulative = tl.cumsum(chunk_weights, 0)
-            drawn = _uniform(tl.load(seed + row), tl.load(candidate + row), tl.load(position + row))
-            target = drawn * tl.max(cumulative, 0)
-            hit = tl.min(tl.where(cumulative > target, chunk, num_chunks - 1), 0)
-            before = tl.sum(tl.where(chunk < hit, chunk_weights, 0), 0)
-            index, weights = _kept_weights(
-                logits, lowest, row, hit, row_best, row_temperature, vocab, row_stride, CHUNK
-            )
-            passed = (before + tl.cumsum(weights, 0) > target) & (weights > 0)
-            found = tl.min(tl.where(passed, index, vocab), 0)
-            # Summed in another order the chunk may miss the target by a rounding: then the likeliest token will do.
-            token = tl.where(found < vocab, found, token)
-    tl.store(tokens + row, token.to(tl.int64))
+    winner = tl.load(best + row * num_chunks + chunk)
+    if row_temperature > 0:
+        highest = value_of(_best_of_row(best, row, num_chunks, CHUNKS))
+        key = draw_key(tl.load(seed + row), tl.load(candidate + row), tl.load(position + row))
+        index = chunk * CHUNK + tl.arange(0, CHUNK)
+        values = tl.load(logits + row * row_stride + index, mask=index < vocab, other=float("-inf"))
+        scores = (values - highest) * factor_of(row_temperature) - tl.log2(exponential(token_bits(key, index)))
+        if lowest is not None:
+            scores = tl.where(token_key(values, index) >= tl.load(lowest + row), scores, float("-inf"))
+        winner = tl.max(token_key(scores, index), 0)
+    tl.store(winners + row * num_chunks + chunk, winner)
+
+
+@triton.jit
+def _token_of_row(tokens, keys, num_chunks, CHUNKS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    tl.store(tokens + row, index_of(_best_of_row(keys, row, num_chunks, CHUNKS)).to(tl.int64))
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -153,7 +120,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     chunks = triton.next_power_of_2(num_chunks)
     best = torch.empty(rows, num_chunks, dtype=torch.int64, device=logits.device)
     _best_of_chunk[rows, num_chunks](best, logits, vocab, row_stride, CHUNK=_CHUNK, num_warps=_CHUNK_WARPS)
-    weight = lowest = None
+    keys, lowest = best, None
     if not batch.all_greedy:
         if batch.filters:
             lowest = torch.empty_like(tokens)
@@ -171,43 +138,31 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
                 CHUNKS=chunks,
                 num_warps=_ROW_WARPS,
             )
-        weight = torch.empty_like(best, dtype=torch.float64)
-        _weight_of_chunk[rows, num_chunks](
-            weight,
+        keys = torch.empty_like(best)
+        _winner_of_chunk[rows, num_chunks](
+            keys,
             best,
             lowest,
             logits,
             batch.temperature,
+            batch.seed,
+            batch.candidate,
+            batch.position,
             vocab,
             row_stride,
             CHUNK=_CHUNK,
             CHUNKS=chunks,
             num_warps=_CHUNK_WARPS,
         )
-    _draw[rows,](
-        tokens,
-        best,
-        weight,
-        lowest,
-        logits,
-        batch.temperature,
-        batch.seed,
-        batch.candidate,
-        batch.position,
-        vocab,
-        row_stride,
-        num_chunks,
-        CHUNK=_CHUNK,
-        CHUNKS=chunks,
-        num_warps=_CHUNK_WARPS,
-    )
+    _token_of_row[rows,](tokens, keys, num_chunks, CHUNKS=chunks, num_warps=1)
     return tokens
 
 
 _TYPES = {
     "tokens": "*i64",
     "best": "*i64",
-    "weight": "*fp64",
+    "winners": "*i64",
+    "keys": "*i64",
     "lowest": "*i64",
     "logits": "*fp32",
     "temperature": "*fp64",
@@ -231,11 +186,9 @@ def compile_specs() -> Iterator[CompileSpec]:
         both = size | {"CHUNK": _CHUNK}
         name = f"chunks={chunks}"
         yield _spec(f"lowest_of_row {name}", _lowest_of_row, size, num_warps=_ROW_WARPS)
-        yield _spec(f"weight_of_chunk plain {name}", _weight_of_chunk, both | {"lowest": None}, wide_loads=True)
-        yield _spec(f"weight_of_chunk filtered {name}", _weight_of_chunk, both, wide_loads=True)
-        yield _spec(f"draw greedy {name}", _draw, both | {"weight": None, "lowest": None})
-        yield _spec(f"draw plain {name}", _draw, both | {"lowest": None})
-        yield _spec(f"draw filtered {name}", _draw, both)
+        yield _spec(f"winner_of_chunk plain {name}", _winner_of_chunk, both | {"lowest": None}, wide_loads=True)
+        yield _spec(f"winner_of_chunk filtered {name}", _winner_of_chunk, both, wide_loads=True)
+        yield _spec(f"token_of_row {name}", _token_of_row, size, num_warps=1)
 
 
 def _spec(

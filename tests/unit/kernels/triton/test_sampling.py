@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from kernels import reference
 from kernels.interface import SamplingBatch
-from kernels.reference.sampling import uniform
+from kernels.reference import noise
+from kernels.triton.noise import draw_key, exponential, token_bits
 from kernels.triton.sampling import sample
 from kernels.triton.sampling_filters import lowest_kept
 from kernels.triton.token_order import token_key
-
-BOUND = 5e-6
-"""How close to an edge a draw must lie for float32 weights to choose a neighbour; see `kernels.triton.sampling`."""
 
 
 @triton.jit
@@ -32,6 +30,22 @@ def _philox(words, key, counter):  # noqa: ANN001, ANN202 - triton reads annotat
     )
     for i in tl.static_range(4):
         tl.store(words + i, word[i].to(tl.int64))
+
+
+@triton.jit
+def _noise(keys, bits, numbers, draw, SIZE: tl.constexpr):  # noqa: ANN001, ANN202 - the same
+    token = tl.arange(0, SIZE)
+    key = draw_key(tl.load(draw), tl.load(draw + 1), tl.load(draw + 2))
+    found = token_bits(key, token)
+    tl.store(keys, key.to(tl.int64, bitcast=True))
+    tl.store(bits + token, found)
+    tl.store(numbers + token, exponential(found))
+
+
+@triton.jit
+def _exponential(numbers, bits, SIZE: tl.constexpr):  # noqa: ANN001, ANN202 - the same
+    index = tl.arange(0, SIZE)
+    tl.store(numbers + index, exponential(tl.load(bits + index)))
 
 
 @triton.jit
@@ -168,29 +182,42 @@ def row_of(choice: SamplingBatch, row: int) -> SamplingBatch:
     return dataclasses.replace(choice, **{name: value[row : row + 1] for name, value in tensors.items()})
 
 
-def distance_to_an_edge(logits: torch.Tensor, choice: SamplingBatch) -> float:
-    """How far the draw of one row lies from the nearest edge of a token's share."""
-    weights = ((logits.double() - logits.max()) / choice.temperature).exp() * kept_by_reference(logits, choice)
-    edges = weights.cumsum(0) / weights.sum()
-    draw = uniform(choice.seed.item(), choice.candidate.item(), choice.position.item())
-    return (edges - draw).abs().min().item()
+@pytest.mark.parametrize(
+    ("seed", "candidate", "position"),
+    [(0, 0, 0), (7, 0, 3), (-1, 2**32 - 1, 2**32 - 1), (-(1 << 63), 1, 1 << 31), (0x1234567890ABCDE, 1 << 31, 5)],
+)
+def test_noise_has_the_same_bits_as_the_references(seed: int, candidate: int, position: int) -> None:
+    size = 4096
+    keys, numbers = torch.zeros(1, dtype=torch.int64), torch.zeros(size)
+    bits = torch.zeros(size, dtype=torch.int32)
+    _noise[1,](keys, bits, numbers, torch.tensor([seed, candidate, position]), SIZE=size)
+    assert keys.tolist() == [noise.draw_key(seed, candidate, position)]
+    expected = noise.token_bits(keys, size)[0]
+    assert torch.equal(bits, expected)
+    torch.testing.assert_close(numbers.double(), noise.exponentials(expected), rtol=2**-21, atol=0)
+
+
+def test_noise_is_as_exact_for_any_bits() -> None:
+    edges = [0, *[1 << power for power in range(31)]]
+    edges += [(1 << 31) - 1 - edge for edge in edges]
+    bits = torch.tensor(edges + [~edge for edge in edges], dtype=torch.int32)
+    numbers = torch.zeros(len(bits))
+    _exponential[1,](numbers, bits, SIZE=len(bits))
+    torch.testing.assert_close(numbers.double(), noise.exponentials(bits), rtol=2**-21, atol=0)
 
 
 @pytest.mark.parametrize(("vocab", "rows"), [(300, 3), (9000, 1)])
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.3}, *FILTERS[-5:]], ids=str)
-def test_draws_are_the_references_but_for_those_at_an_edge(vocab: int, rows: int, changes: dict[str, float]) -> None:
+def test_draws_are_the_references(vocab: int, rows: int, changes: dict[str, float]) -> None:
     logits, choice = random_logits(rows, vocab, "bfloat16"), batch(rows, **changes)
-    ours, expected = sample(logits, choice), reference.sample(logits, choice)
-    for row in (ours != expected).nonzero().flatten().tolist():
-        assert distance_to_an_edge(logits[row], row_of(choice, row)) < BOUND
+    assert torch.equal(sample(logits, choice), reference.sample(logits, choice))
 
 
 def test_many_seeds_draw_what_the_reference_draws_and_follow_the_distribution() -> None:
     shares = torch.tensor([0.5, 0.25, 0.15, 0.1])
     logits, choice = shares.log().repeat(100, 1), batch(100)
     tokens = sample(logits, choice)
-    for row in (tokens != reference.sample(logits, choice)).nonzero().flatten().tolist():
-        assert distance_to_an_edge(logits[row], row_of(choice, row)) < BOUND
+    assert torch.equal(tokens, reference.sample(logits, choice))
     assert torch.allclose(torch.bincount(tokens, minlength=4) / len(tokens), shares, atol=0.12)
 
 
