@@ -111,9 +111,9 @@ class RunnerLink:
         if self._hello is None:
             raise BugError("the runner has not introduced itself")
         self._liveness.pong()
-        if self._is_draining and not self.was_ready:
-            return
         if not self.was_ready:
+            if self._is_draining:
+                return  # it was on its way out when we came
             info = from_hello(self._hello)
             self.was_ready = True
             log.info("runner ready", runner_id=self._hello.runner_id, waiting=self._router.num_waiting)
