@@ -114,7 +114,7 @@ class Resume(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
-    """The seed the earlier stream reported."""
+    """The seed the earlier stream reported; 0 without tokens: it is not known."""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resume.Candidate]: ...
     def __init__(
@@ -357,7 +357,7 @@ class GenerateResponse(_message.Message):
     seed: _builtins.int
     """In the first message only."""
     branch_text: _builtins.str
-    """In the first message only, of a branch: the text of the branch's tokens. What the deltas bring continues it, also
+    """In the first message only, of a branch, unless the request resumes with tokens: the text of the branch's tokens. What the deltas bring continues it, also
     in the middle of a word or a character.
     """
     @_builtins.property
@@ -368,7 +368,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt(self) -> Global___Prompt:
-        """In the first message only, with echo or prompt_logprobs, unless the request resumes: its client has it."""
+        """In the first message only, with echo or prompt_logprobs, unless the request resumes with tokens: its client has it."""
 
     @_builtins.property
     def beams(self) -> _containers.RepeatedCompositeFieldContainer[Global___Beam]:

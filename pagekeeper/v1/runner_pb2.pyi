@@ -363,7 +363,7 @@ class RunnerHello(_message.Message):
     block_size: _builtins.int
     role: Global___Role.ValueType
     standby: _builtins.bool
-    """Only for when no other runner is ready."""
+    """Only for when no other runner that fits is ready."""
     def __init__(
         self,
         *,
