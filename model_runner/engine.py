@@ -35,6 +35,9 @@ from pagekeeper.common.failpoints import failpoint
 from pagekeeper.common.ids import SequenceId
 from pagekeeper.common.operations import Operation, Seal
 
+_MOST_GATHERED = 8
+"""Messages that may pass before a first step, as long as further requests come: a runner that takes over streams gets
+them one by one, and computes them together."""
 _RETRY_PAUSE_S = 0.005
 """How long an engine with nothing to run waits before it asks again for blocks that another runner holds."""
 
@@ -80,6 +83,8 @@ class Engine:
         self._started = threading.Event()
         self._attached = False
         self._step_number = 0
+        self._num_gathered = 0
+        self._is_computing = False
         self._drafted: tuple[Step, StepInputs] | None = None
         self._pending: tuple[int, list[Output | BeamsOutput]] = (0, [])
         # Written by the engine's thread, read by the event loop; each is replaced whole.
@@ -159,9 +164,9 @@ class Engine:
     def step(self) -> None:
         """One step, as the module's docstring says."""
         started = time.monotonic()
-        self._take_commands(wait_s=0)
+        has_news = self._take_commands(wait_s=0)
         self._step_number += 1
-        step = self._scheduler.schedule()
+        step = self._schedule(has_news=has_news)
         flight = self._launch(step)
         connected = self._talk(self._scheduler.plan(), in_flight=flight is not None)
         self._emit()
@@ -190,6 +195,16 @@ class Engine:
             while True:
                 self._commands.get(block=False)()
         return True
+
+    def _schedule(self, *, has_news: bool) -> Step:
+        """This step's work; none if nothing is being computed and who has just come may be part of what is."""
+        if has_news and not self._is_computing and self._num_gathered < _MOST_GATHERED:
+            self._num_gathered += 1
+            return Step([], [])
+        self._num_gathered = 0
+        step = self._scheduler.schedule()
+        self._is_computing = bool(step.entries)
+        return step
 
     def _launch(self, step: Step) -> Flight | None:
         if not step.entries and not step.copies:

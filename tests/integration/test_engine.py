@@ -1,15 +1,19 @@
 """What an answer must not depend on: batching, chunking, caching, preemption, a restart of the cache manager."""
 
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from model_runner.model.load import LoadedModel
+from model_runner.report import Activity
 from model_runner.sequence import FinishReason
-from pagekeeper.common.operations import Extend, Operation, Shortage
+from pagekeeper.common.ids import SequenceId
+from pagekeeper.common.operations import Extend, Open, Opened, Operation, Result, Shortage
 from tests.fakes.engine import Answer, EngineUnderTest, load_tiny, running_engine
 from tests.fakes.local_cache import LocalCache, LocalPool
 from tests.models import write_tiny_model
@@ -211,3 +215,75 @@ def test_sequences_hold_no_more_blocks_than_their_tokens_need(engine: EngineUnde
     usage = engine.cache.pool.policy.stats().usage
     assert usage.logical_blocks <= -(-(20 + len(answer.token_ids) + 2) // 8) + 1
     engine.engine.cancel(answer.sequence.id)
+
+
+def test_who_comes_while_others_are_being_opened_is_computed_with_them(model: LoadedModel) -> None:
+    arrivals: list[Callable[[], Answer]] = []
+
+    class BusyCache(LocalCache):
+        def receive(self, timeout_s: float) -> list[Result]:
+            if arrivals:
+                answers.append(arrivals.pop()())
+            return super().receive(timeout_s)
+
+    with running_engine(model, cache_type=BusyCache) as under_test:
+        under_test.settle()
+        arrivals += [partial(under_test.submit, prompt_of(6, seed=i)) for i in range(4)]
+        answers = [under_test.submit(prompt_of(20, seed=9))]
+        under_test.steps.get(timeout=30)
+        assert [len(answer.token_ids) for answer in answers] == [1] * 5
+        under_test.wait(*answers)
+        under_test.settle()
+
+
+def test_a_stopped_engine_has_released_what_it_had(model: LoadedModel) -> None:
+    with running_engine(model) as under_test:
+        answers = [under_test.submit(prompt_of(21, seed=i), max_tokens=300) for i in range(3)]
+        while min(len(answer.token_ids) for answer in answers) < 9:
+            under_test.steps.get(timeout=30)
+        cache = under_test.cache
+    # Found is all that was computed, the part of a block at its end too: the session did not just end.
+    policy = cache.pool.policy
+    heir = cache.pool.attach()
+    for number, answer in enumerate(answers):
+        known = prompt_of(21, seed=number) + answer.token_ids
+        heir.send(number, number, [Open(SequenceId(number), "t", known, len(known), len(known))])
+        (opened,) = heir.receive(0)
+        assert isinstance(opened, Opened)
+        assert opened.num_cached_tokens >= len(known) - 1
+    heir.close()
+    assert policy.check_integrity() == []
+
+
+def test_an_idle_engine_shows_that_its_manager_is_silent_and_stops_without_it(model: LoadedModel) -> None:
+    answers_come = threading.Event()
+    answers_come.set()
+
+    class SilentCache(LocalCache):
+        def receive(self, timeout_s: float) -> list[Result]:
+            if not answers_come.wait(timeout_s):
+                raise TimeoutError
+            return super().receive(timeout_s)
+
+    with running_engine(model, cache_type=SilentCache) as under_test:
+        under_test.wait(under_test.submit(prompt_of(20, seed=0)))
+        under_test.settle()
+        answers_come.clear()
+        deadline = time.monotonic() + 20
+        while under_test.engine.report().activity is not Activity.WAITING_FOR_MANAGER:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not under_test.engine.report().hung
+
+
+def test_waiting_for_the_manager_is_counted_once_the_device_has_nothing_to_do(model: LoadedModel) -> None:
+    class SlowCache(LocalCache):
+        def receive(self, timeout_s: float) -> list[Result]:
+            time.sleep(0.02)
+            return super().receive(timeout_s)
+
+    with running_engine(model, cache_type=SlowCache) as under_test:
+        under_test.wait(under_test.submit(prompt_of(20, seed=0), max_tokens=3))
+        report = under_test.engine.report()
+        assert report.manager_wait_seconds > 0.02
+        under_test.settle()
