@@ -124,9 +124,11 @@ class AsyncAnswer(BaseAnswer, AsyncIterator[Delta]):
             try:
                 response = await self._call.read()
             except grpc.RpcError as error:
-                if self.usage is not None:
-                    return None  # all has come but the end
-                await self._try_again(error)
+                if self._is_closed or self.usage is not None:  # all has come but the end
+                    return None
+                await self._pause(error)
+                if not self._is_closed:
+                    self._attempt()
             except asyncio.CancelledError:
                 if _is_cancelled():
                     raise
@@ -139,14 +141,11 @@ class AsyncAnswer(BaseAnswer, AsyncIterator[Delta]):
                 return response
         return None
 
-    async def _try_again(self, error: grpc.RpcError) -> None:
-        """Wait and make the call again, unless the answer is closed."""
-        if self._is_closed:
-            return
+    async def _pause(self, error: grpc.RpcError) -> None:
+        """Wait until it is time for another attempt, if there is to be one."""
         await self._channels.pause(self._attempts.pause_s(error, self._tokens_received()))
         if self._channels.is_closed:
             raise UnavailableError(CLOSED, self._tokens_received()) from error
-        self._attempt()
 
     def _attempt(self) -> None:
         address, left_s = self._attempts.next()

@@ -110,22 +110,21 @@ class Answer(BaseAnswer, Iterator[Delta]):
             except StopIteration:
                 return None
             except grpc.RpcError as error:
-                if self.usage is not None:
-                    return None  # all has come but the end
-                self._try_again(error)
+                if self._is_closed or self.usage is not None:  # all has come but the end
+                    return None
+                self._pause(error)
+                if not self._is_closed:
+                    self._attempt()
             else:
                 self._take(response)
                 return response
         return None
 
-    def _try_again(self, error: grpc.RpcError) -> None:
-        """Wait and make the call again, unless the answer is closed."""
-        if self._is_closed:
-            return
+    def _pause(self, error: grpc.RpcError) -> None:
+        """Wait until it is time for another attempt, if there is to be one."""
         self._channels.pause(self._attempts.pause_s(error, self._tokens_received()))
         if self._channels.is_closed:
             raise UnavailableError(CLOSED, self._tokens_received()) from error
-        self._attempt()
 
     def _attempt(self) -> None:
         address, left_s = self._attempts.next()

@@ -9,27 +9,18 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
 from pagekeeper.common import errors
-from pagekeeper.status import to_error
+from pagekeeper.status import Failure, failure_of, to_error
 from tests.unit.cli.fakes import failure
+from tests.unit.client.failed_call import FailedCall
 
 CODE = grpc.StatusCode
 SERVER = "127.0.0.1:50051"
 FIELD = error_details_pb2.BadRequest.FieldViolation
 RETRY = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1, nanos=500_000_000))
-DETAILS_KEY = "grpc-status-details-bin"
 
 
 def info(reason: str) -> error_details_pb2.ErrorInfo:
     return error_details_pb2.ErrorInfo(reason=reason)
-
-
-class FailedCall(grpc.RpcError):
-    """What a stub raises."""
-
-    def __init__(self, code: grpc.StatusCode, text: str, rich: bytes | None = None) -> None:
-        self.code = lambda: code
-        self.details = lambda: text
-        self.trailing_metadata = lambda: () if rich is None else ((DETAILS_KEY, rich),)
 
 
 def error_of(code: grpc.StatusCode, text: str, *details: Message, **progress: Any) -> errors.PagekeeperError:
@@ -100,3 +91,29 @@ def test_a_message_over_grpcs_own_limit_is_a_wrong_request_with_that_limit(side:
 def test_details_that_cannot_be_read_or_contradict_the_code_are_left_out(rich: bytes) -> None:
     error = to_error(FailedCall(CODE.RESOURCE_EXHAUSTED, "full", rich), SERVER)
     assert isinstance(error, errors.OverloadedError)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "details", "expected"),
+    [
+        (CODE.UNAVAILABLE, "failed to connect to all addresses; last error: refused", [], Failure.REFUSED),
+        (CODE.UNAVAILABLE, "errors resolving nobody:1: [Domain name not found]", [], Failure.REFUSED),
+        (CODE.UNAVAILABLE, "DNS resolution failed for nobody:1", [], Failure.REFUSED),
+        (CODE.UNAVAILABLE, "Stream removed (ping timeout)", [], Failure.LOST),
+        (CODE.UNAVAILABLE, "", [], Failure.LOST),
+        (CODE.CANCELLED, "by a proxy", [], Failure.LOST),
+        (CODE.UNAVAILABLE, "failed to connect to a runner", [info("UNAVAILABLE")], Failure.UNAVAILABLE),
+        (CODE.RESOURCE_EXHAUSTED, "x", [info("SLOW_READER")], Failure.SLOW_READER),
+        (CODE.RESOURCE_EXHAUSTED, "x", [info("OVERLOADED"), RETRY], Failure.OVERLOADED),
+        (CODE.RESOURCE_EXHAUSTED, "Received message larger than max (2 vs. 1)", [], Failure.FINAL),
+        (CODE.ALREADY_EXISTS, "x", [info("DUPLICATE_REQUEST")], Failure.FINAL),
+        (CODE.DEADLINE_EXCEEDED, "x", [], Failure.FINAL),
+        (CODE.INTERNAL, "x", [info("INTERNAL")], Failure.FINAL),
+        (CODE.INVALID_ARGUMENT, "x", [], Failure.FINAL),
+    ],
+)
+def test_whether_another_attempt_makes_sense_is_told_apart(
+    code: grpc.StatusCode, text: str, details: list[Message], expected: Failure
+) -> None:
+    rich = failure(code, text, *details).SerializeToString() if details else None
+    assert failure_of(FailedCall(code, text, rich)) is expected
