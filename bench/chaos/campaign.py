@@ -23,6 +23,7 @@ from pagekeeper.cli.server import Server
 from pagekeeper.common.errors import PagekeeperError
 
 _GROWTH_FROM = 20
+_MOST_ROWS = 64
 
 Tell = Callable[[str], None]
 
@@ -51,6 +52,20 @@ class Campaign:
         """Those that nothing kills; of two runners none is sure to live."""
         killed = {process for process, kind in self.plan.targets if kind is not Signal.STOP}
         return self.processes - killed - ({"runner", "standby"} if killed & {"runner", "standby"} else set())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the server.
+
+        Where a runner lives on, its steps are small: oneDNN keeps what it has compiled for each number of rows, which
+        would hide other growth; so few numbers can all be tried at the start.
+        """
+        variables = {}
+        if any(kind is Signal.HANG for _, kind in self.plan.targets):
+            variables["PAGEKEEPER_HANG_LIMIT_S"] = f"{HANG_LIMIT_S:g}"
+        if "runner" in self.survivors:
+            variables["PAGEKEEPER_MAX_BATCH_TOKENS"] = f"{_MOST_ROWS}"
+        return variables
 
     @property
     def loses_the_pool(self) -> bool:
@@ -94,10 +109,9 @@ def run(campaign: Campaign, setting: Setting, seed: int, tell: Tell) -> Report:
     report = Report(campaign.name, f"{seed}/{campaign.name}", campaign.num_slots, campaign.standby)
     report.pause_bound_s = campaign.pause_bound_s
     flags = ["--pool-size", setting.pool_size, *(["--standby"] if campaign.standby else [])]
-    hangs = any(kind is Signal.HANG for _, kind in campaign.plan.targets)
-    variables = {"PAGEKEEPER_HANG_LIMIT_S": f"{HANG_LIMIT_S:g}"} if hangs else {}
     log = setting.folder / f"{campaign.name.replace(' ', '-')}.log"
-    with Server("--model", str(setting.model), *flags, log=log, environment=setting.environment | variables) as server:
+    environment = setting.environment | campaign.environment
+    with Server("--model", str(setting.model), *flags, log=log, environment=environment) as server:
         asyncio.run(_Run(campaign, setting, server, report, tell).run())
         try:
             if code := server.stop():
@@ -130,6 +144,8 @@ class _Run:
             try:
                 await self._monkey.until_up("at the start")
                 await self._load.expect()
+                if "runner" in self._campaign.survivors and self._campaign.plan.count > _GROWTH_FROM:
+                    await self._load.try_lengths(_MOST_ROWS)
                 await self._strike_all()
             except (NoRecoveryError, ProcessLookupError, TimeoutError, PagekeeperError) as error:
                 self._report.broken = f"{type(error).__name__}: {error}"

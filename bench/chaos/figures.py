@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from bench.chaos.faults import Fault
 from bench.chaos.streams import Stream
 
-STRAGGLERS_S = 0.02
-"""Tokens that come so soon after a fault were on their way already: no successor has begun by then."""
+_ON_THEIR_WAY = 2
+"""Deltas that may still come after a fault, of steps that had ended or did not need what was hit."""
 HEALTH_LIMIT_S = 2.0
 
 
@@ -46,7 +46,7 @@ class Strike:
         num_live: streams under way then.
         sure_before: streams that began before this moment were at the process that was hit; later ones may have been
             with another runner, that had become ready meanwhile.
-        opens: from the fault until every stream had gone on; None: the manager's statistics began anew.
+        opens: from the fault until every stream had gone on; None: the manager itself was hit.
     """
 
     fault: Fault
@@ -56,15 +56,33 @@ class Strike:
     opens: Opens | None = None
 
 
-def pauses(strikes: Iterable[Strike], streams: Sequence[Stream]) -> list[float]:
+def pauses(strikes: Sequence[Strike], streams: Sequence[Stream]) -> list[float]:
     """For each strike and each stream that it surely hit: seconds from the signal to the stream's next token."""
+    ends = [*(strike.at for strike in strikes[1:]), math.inf]
+    return [pause for strike, end in zip(strikes, ends, strict=True) for pause in _pauses(strike, end, streams)]
+
+
+def _pauses(strike: Strike, end: float, streams: Iterable[Stream]) -> list[float]:
+    """Of one strike, if they ended before `end`."""
     return [
-        arrival - strike.at
-        for strike in strikes
+        resumed - strike.at
         for stream in streams
         if stream.lives_at(strike.at) and stream.began < strike.sure_before
-        if (arrival := stream.next_arrival(strike.at + STRAGGLERS_S)) is not None
+        if (resumed := _resumed_at(stream, strike.at, end)) is not None
     ]
+
+
+def _resumed_at(stream: Stream, since: float, end: float) -> float | None:
+    """When the longest of the first silences after a fault ended; None: nothing came before `end`.
+
+    Not simply when the next token came: that may have been on its way.
+    """
+    silences = []
+    for arrival in stream.arrivals_after(since, _ON_THEIR_WAY + 1):
+        if arrival < end:
+            silences.append((arrival - since, arrival))
+            since = arrival
+    return max(silences)[1] if silences else None
 
 
 @dataclass(frozen=True)
@@ -145,12 +163,7 @@ def health_figures(
             told += 1
             slowest = max(slowest, down - strike.at)
             back = max(back, next((at for at, serving in answers if at > down and serving), end) - strike.at)
-        resumed = _first_arrival(streams, strike.at + STRAGGLERS_S) or end
+        resumed = strike.at + min(_pauses(strike, end, streams), default=end - strike.at)
         limit = strike.at + HEALTH_LIMIT_S + tolerance_s
         late += resumed > limit and (down is None or down > limit)
     return HealthFigures(told, slowest, back, late)
-
-
-def _first_arrival(streams: Iterable[Stream], moment: float) -> float | None:
-    arrivals = (stream.next_arrival(moment) for stream in streams)
-    return min((arrival for arrival in arrivals if arrival is not None), default=None)

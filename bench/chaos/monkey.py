@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.chaos.faults import Fault, Signal
-from bench.chaos.figures import STRAGGLERS_S, Opens, Strike
+from bench.chaos.figures import Strike
 from bench.chaos.load import Load
 from bench.chaos.observer import Observer, Runner
 from bench.chaos.processes import Process, children
@@ -50,7 +50,7 @@ class Monkey:
         """
         # Every answer is in the cache since the fault-free run; what a stream finds afterwards shall be its own.
         await self._observer.flush()
-        stats, runners, before = await self._observer.stats(), await self._observer.runners(), self._children()
+        opens, runners, before = await self._observer.opens(), await self._observer.runners(), self._children()
         pid = target(fault.process, before, runners)
         with Process(pid) as process:
             if pid not in self._children().values():
@@ -59,10 +59,10 @@ class Monkey:
             await _do(fault, process)
         what = f"after a {fault.signal} of the {fault.process}"
         await self.until_all_run(what)
-        later = await self._observer.stats()
-        if later["server"] == stats["server"]:
-            strike = replace(strike, opens=Opens.of(later["prefix"]) - Opens.of(stats["prefix"]))
+        if fault.process != "manager":
+            strike = replace(strike, opens=await self._observer.opens() - opens)
         await self.until_up(what)
+        await self.until_all_run(what)
         after = self._children()
         untouched = {name: other for name, other in before.items() if other != pid or fault.signal is Signal.STOP}
         self.num_bystanders += sum(after.get(name) != other for name, other in untouched.items())
@@ -83,7 +83,7 @@ class Monkey:
 
     async def until_all_run(self, when: str) -> None:
         """Wait until every slot has a stream that has got tokens from now on."""
-        since = time.monotonic() + STRAGGLERS_S
+        since = time.monotonic()
 
         async def all_run() -> bool:
             return self._load.all_have_run_since(since)

@@ -1,7 +1,6 @@
 """What can be seen of a running server: its health, its runners, and what its pool holds."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bench.chaos.figures import Opens
 from pagekeeper.client import AdminClient
 from pagekeeper.common.errors import PagekeeperError
 
@@ -96,10 +96,13 @@ class Observer:
         """As `AdminClient.stats`."""
         return await self._ask(AdminClient.stats)
 
+    async def opens(self) -> Opens:
+        """What the cache manager has counted since its start."""
+        return Opens.of((await self.stats())["prefix"])
+
     async def flush(self) -> None:
-        """As `AdminClient.flush`; nothing happens while no manager answers."""
-        with contextlib.suppress(PagekeeperError):
-            await self._ask(AdminClient.flush)
+        """As `AdminClient.flush`."""
+        await self._ask(AdminClient.flush)
 
     async def audit(self) -> list[str]:
         """As `AdminClient.audit`."""

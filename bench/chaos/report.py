@@ -10,7 +10,7 @@ from bench.chaos.streams import Difference
 from bench.reference import NEAR_TIE
 
 EQUAL_SHARE = 0.99
-MOST_GROWTH = Footprint(descriptors=4, threads=8, memory=32 << 20)
+MOST_GROWTH = Footprint(descriptors=4, threads=4, memory=16 << 20)
 """Of a process that lives through the campaign, from its 20th fault to its end."""
 
 

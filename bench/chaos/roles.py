@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.chaos.campaign import Setting
-from bench.chaos.figures import Opens
 from bench.chaos.observer import Observer
 from bench.chaos.stack import Stack
 from bench.chaos.stock import settle
@@ -54,13 +53,13 @@ async def _measure(setting: Setting, prompts: Sequence[Sequence[int]]) -> Outcom
                 return stack.met >= {"prefill", "decode"}
 
             await until(both_met, "the gateway knows both runners")
-            before = await observer.stats()
+            before = await observer.opens()
             apart = [await _ask(client, prompt, observer) for prompt in prompts]
-            after = await observer.stats()
+            opens = await observer.opens() - before
+            block_size = (await observer.stats())["pool"]["block_size"]
         left = await settle(observer)
         codes = await stack.stop()
-    opens = Opens.of(after["prefix"]) - Opens.of(before["prefix"])
-    most, most_allowed = max(answer.recomputed_tokens for answer in apart), after["pool"]["block_size"]
+    most = max(answer.recomputed_tokens for answer in apart)
     moved = sum(answer.runners == {"decode"} for answer in apart)
     partings = [
         setting.reference.gap_where_they_part(list(prompt), one.token_ids, other.token_ids)
@@ -71,10 +70,10 @@ async def _measure(setting: Setting, prompts: Sequence[Sequence[int]]) -> Outcom
     return Outcome(
         f"{moved} of {len(prompts)} prompts of {PROMPT_TOKENS} tokens moved, {equal} answers equal, "
         f"at most {most} tokens computed again{''.join(f', {what}' for what in left)}",
-        f"all, all or near-ties, <= {most_allowed}",
+        f"all, all or near-ties, <= {block_size}",
         moved == opens.reopens == len(prompts)
         and all(parting is None or parting.is_near_tie for parting in partings)
-        and most <= most_allowed
+        and most <= block_size
         and not left,
     )
 

@@ -1,5 +1,6 @@
 """One stream as its client sees it, and how it differs from the same request in a fault-free run."""
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -71,9 +72,10 @@ class Stream:
         """Whether it was under way then."""
         return self.began <= moment and (self.ended is None or self.ended > moment)
 
-    def next_arrival(self, moment: float) -> float | None:
-        """When the first tokens after that moment came."""
-        return next((arrival for arrival in self.arrivals if arrival > moment), None)
+    def arrivals_after(self, moment: float, count: int) -> list[float]:
+        """When the first `count` deltas after that moment came."""
+        first = bisect.bisect_right(self.arrivals, moment)
+        return self.arrivals[first : first + count]
 
 
 @dataclass(frozen=True)

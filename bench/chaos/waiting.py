@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-RECOVERY_LIMIT_S = 60.0
+RECOVERY_LIMIT_S = 120.0
 _POLL_S = 0.02
 
 

@@ -9,6 +9,8 @@ from bench.chaos.report import Report
 from pagekeeper.common.failpoints import NAMES
 from tests.chaos.conftest import NUM_SLOTS
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def report(setting: Setting) -> Report:

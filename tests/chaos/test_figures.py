@@ -39,7 +39,11 @@ def test_a_pause_lasts_from_the_signal_to_the_streams_next_token() -> None:
 
 
 def test_tokens_that_were_on_their_way_end_no_pause() -> None:
-    assert pauses([strike(10.0)], [stream(0.0, 10.01, 10.6)]) == pytest.approx([0.6])
+    assert pauses([strike(10.0)], [stream(0.0, 9.9, 10.01, 10.1, 10.6, 10.7, 15.0)]) == pytest.approx([0.6])
+
+
+def test_the_silence_after_the_next_fault_is_not_this_ones() -> None:
+    assert pauses([strike(10.0), strike(11.0)], [stream(0.0, 9.9, 10.8, 10.9, 12.0, 12.1)]) == pytest.approx([0.8, 1.0])
 
 
 def test_streams_that_began_later_or_ended_earlier_do_not_count() -> None:

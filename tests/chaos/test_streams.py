@@ -75,5 +75,10 @@ def test_a_stream_with_an_error_is_not_whole() -> None:
 def test_a_stream_lives_from_its_beginning_to_its_end() -> None:
     made = stream((0, [5, 6, 7, 8], EXPECTED.text))
     assert [made.lives_at(moment) for moment in (-1.0, 0.0, 8.9, 9.0)] == [False, True, True, False]
-    assert made.next_arrival(0.5) == 1.0
-    assert made.next_arrival(1.0) is None
+
+
+def test_arrivals_are_counted_from_a_moment_on() -> None:
+    made = stream((0, [5], ""), (1, [6], ""), (2, [], "?"), (2, [7, 8], ""))
+    assert made.arrivals_after(1.0, 9) == [2.0, 4.0]  # the delta without tokens is none
+    assert made.arrivals_after(0.5, 1) == [1.0]
+    assert made.arrivals_after(4.0, 9) == []
