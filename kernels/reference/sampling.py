@@ -19,7 +19,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     height = max(1, _SLICE * torch.get_num_threads() // logits.shape[1])
     for rows in (batch.temperature > 0).nonzero().squeeze(1).split(height):
         times = exponentials(token_bits(_keys(batch, rows), logits.shape[1]))
-        tokens[rows] = (_kept_weights(logits, batch, rows) / times).argmax(dim=-1)
+        tokens[rows] = _kept_weights(logits, batch, rows).div_(times).argmax(dim=-1)
     return tokens
 
 
