@@ -2,8 +2,10 @@
 
 import enum
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from model_runner.device import Flight
+if TYPE_CHECKING:
+    from model_runner.device import Flight
 
 
 class Activity(enum.Enum):
@@ -46,7 +48,7 @@ class EngineState:
     """time.monotonic() of the change."""
     step: int = 0
     limit_seconds: float = 0.0
-    flight: Flight | None = None
+    flight: "Flight | None" = None
     asked: float | None = None
     """When the open question to the cache manager was sent."""
 
