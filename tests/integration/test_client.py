@@ -5,7 +5,7 @@ import gc
 import itertools
 import math
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,19 +36,13 @@ from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
 from tests.fakes.gateway import GatewayClient, running_gateway, until
 from tests.fakes.gateway_process import started
 from tests.fakes.runner import CONTEXT_LENGTH, VOCAB_SIZE, FakeRunner, Script, answer_of, logprobs_of, score_of
-from tests.fakes.tokenizer import byte_level_tokenizer, write_model_directory
+from tests.fakes.speech import SPOKEN, WORDS, spoken
+from tests.fakes.tokenizer import write_model_directory
 from tests.unit.client.adapters import ADAPTERS, Adapter
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "api.md"
 PROMPT = [5, 6, 7]
-WORDS = "Größe, naïve, café, 東京 🦉🏽, e\u0301, نص, \u2028 and \x00. "
-SPOKEN = byte_level_tokenizer().encode(WORDS * 3).ids
 LIMIT = "16,777,216"
-
-
-def spoken(seed: int, position: int, prompt: Sequence[int]) -> int:
-    """A runner that recites; many of its tokens are parts of characters."""
-    return SPOKEN[position % len(SPOKEN)]
 
 
 @pytest.fixture
