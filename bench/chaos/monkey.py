@@ -55,7 +55,13 @@ class Monkey:
         with Process(pid) as process:
             if pid not in self._children().values():
                 raise ProcessLookupError(f"the {fault.process} has ended by itself")
-            strike = Strike(fault, time.monotonic(), self._load.num_live, _sure_before(fault, pid, runners))
+            strike = Strike(
+                fault=fault,
+                at=time.monotonic(),
+                num_live=self._load.num_live,
+                sure_before=_sure_before(fault, pid, runners),
+                has_stand_in=fault.process in _RUNNERS and len(runners) > 1,
+            )
             await _do(fault, process)
         what = f"after a {fault.signal} of the {fault.process}"
         await self.until_all_run(what)

@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 POLL_S = 0.05
 """Between two questions for health."""
-_HEALTH_TIMEOUT_S = 0.5
+_HEALTH_TIMEOUT_S = 1.0
 # A connection of its own, which tries again at once: what is measured is the server, not a client's backoff.
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),

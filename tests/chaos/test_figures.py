@@ -1,6 +1,7 @@
 """Figures from records made by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ KILL = Fault("runner", Signal.KILL, 0.0, 0.0)
 
 
 def strike(at: float, sure_before: float = math.inf, opens: Opens | None = None) -> Strike:
-    return Strike(KILL, at, 1, sure_before, opens)
+    return Strike(KILL, at, 1, sure_before, opens=opens)
 
 
 def stream(began: float, *arrivals: float, ended: float | None = None, recomputed_tokens: int = 0) -> Stream:
@@ -102,6 +103,16 @@ def test_a_server_that_stays_serving_while_no_stream_goes_on_is_late() -> None:
     assert health_figures([strike(10.0)], quiet, answers((0.0, True)), 30.0, 0.1).num_late == 1
     late = answers((0.0, True), (12.5, False), (14.0, True))
     assert health_figures([strike(10.0)], quiet, late, 30.0, 0.1).num_late == 1
+
+
+def test_a_server_with_a_stand_in_need_not_tell() -> None:
+    kill = replace(strike(10.0), has_stand_in=True)
+    assert health_figures([kill], [stream(0.0, 9.0, 14.5)], answers((0.0, True)), 30.0, 0.1).num_late == 0
+
+
+def test_what_health_says_after_the_streams_went_on_is_about_something_else() -> None:
+    told = answers((0.0, True), (15.0, False), (16.0, True))
+    assert health_figures([strike(10.0)], [stream(0.0, 9.0, 10.5)], told, 30.0, 0.1).num_told == 0
 
 
 def test_a_server_whose_streams_go_on_may_stay_serving() -> None:
