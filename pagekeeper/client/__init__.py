@@ -21,8 +21,13 @@ may be used from several threads, each answer from one at a time; an `AsyncClien
 A request ends at the server, which gives its blocks back, when its answer is closed: by `close()`, by leaving a `with`
 block over it or a loop over it, or by dropping the last reference to it.
 
+A call whose connection is lost is made again, for up to a minute, and an answer goes on where it was: its reader sees a
+pause. Several gateways of the same runners can stand in for each other:
+
+    client = Client("127.0.0.1:50051,127.0.0.1:50061")
+
 Every failure is one of pagekeeper.common.errors, named by who must act: TryAgainError and RequestError are the two
-that programs tell apart. A stream that has failed can be continued where it was:
+that programs tell apart. An answer that has failed for good can still be continued later, also by another program:
 
     answer = client.generate(prompt, request_id=answer.request_id, resume=answer.received)
 

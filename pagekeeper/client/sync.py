@@ -159,7 +159,8 @@ class _Loop(Iterator[Delta]):
 class Client(Connection):
     """Asks a gateway for answers; may be used from several threads.
 
-    A call whose connection is lost is made again, and a stream goes on where it was: its reader sees a pause.
+    A call whose connection is lost is made again, and an answer goes on where it was: its reader sees a pause. A server
+    that this client has never reached is not waited for.
 
     `timeout_s` of any method: after so many seconds the call ends with a DeadlineError; None: the server decides.
 
@@ -199,13 +200,14 @@ class Client(Connection):
             request_id: unique among the live requests; empty for one that the client makes.
             stream: False for one message with the whole answer.
             priority: lower is served earlier.
-            resume: how far an earlier stream of this request got; only what follows comes. With the earlier stream's
-                `request_id` it also takes over, should that stream still be alive.
+            resume: how far an earlier answer to this request got; only what follows comes. With the earlier one's
+                `request_id` it also takes over, should that still be alive.
             timeout_s: for the whole answer.
             **sampling: fields of `Sampling`.
 
         Raises:
-            InvalidRequestError: a value does not even fit its field. Any other error comes out of the iteration.
+            InvalidRequestError: a value does not even fit its field.
+            UnavailableError: the client is closed. Any other error comes out of the iteration.
         """
         request = generate_request(
             prompt,

@@ -68,10 +68,10 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Resume:
-    """How far an earlier stream of a request got, for another to go on after it.
+    """How far an earlier answer to a request got, for another to go on after it.
 
     Attributes:
-        seed: the one that the earlier stream reported.
+        seed: the one that the earlier answer reported.
         token_ids: received so far, a list for each candidate.
     """
 
@@ -128,7 +128,7 @@ class Delta:
         finish_reason: None until the candidate's last delta: "stop" (end-of-sequence or stop token, stop string) or
             "length" (`max_tokens` or the context).
         logprobs: one for each token, if they were asked for.
-        cumulative_logprob: in the last delta, if they were asked for: the sum over the tokens of this stream.
+        cumulative_logprob: in the last delta, if they were asked for: the sum over the candidate's `logprobs`.
         score: in a beam search's.
     """
 
@@ -144,7 +144,7 @@ class Delta:
 
 @dataclass
 class Candidate:
-    """One candidate, as far as a stream has brought it; what the stream resumed is not repeated in it."""
+    """One candidate, as far as it has come; what `resume` said of it is not repeated."""
 
     index: int
     text: str = ""
@@ -157,7 +157,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one request, over all its candidates; see types.proto for each."""
+    """Tokens of one request, over all its candidates; see types.proto for each.
+
+    Prompt and completion are those of the whole answer. Of an answer whose connection was lost, the others are the last
+    stream's: what it found in the cache, what this client had received before, what was computed again for it.
+    """
 
     prompt_tokens: int
     cached_tokens: int
