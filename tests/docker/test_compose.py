@@ -95,8 +95,8 @@ def test_a_crashed_process_is_restarted_and_answers_as_before(compose: Compose, 
         assert admin.audit() == []
 
 
-@pytest.mark.parametrize("service", ["cache-manager", "runner"])
-def test_a_stream_goes_on_when_what_is_behind_it_crashes(compose: Compose, service: str) -> None:
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_stream_goes_on_whichever_process_crashes(compose: Compose, service: str) -> None:
     with Client(compose.address) as client:
         whole = tokens_of(count(client, 96))
         deltas = count(client, 96)
@@ -109,11 +109,11 @@ def test_a_stream_goes_on_when_what_is_behind_it_crashes(compose: Compose, servi
 
 def test_stop_lets_a_running_answer_finish_and_every_process_exit_with_0(compose: Compose) -> None:
     with Client(compose.address) as client:
-        deltas = count(client, 256)
+        deltas = count(client, 96)  # far less than the grace has time for
         tokens = list(next(deltas).token_ids)
         compose("stop")
         tokens += tokens_of(deltas)
-    assert len(tokens) == 256
+    assert len(tokens) == 96
     assert {service: compose.container(service)["State"]["ExitCode"] for service in SERVICES} == dict.fromkeys(
         SERVICES, 0
     )
