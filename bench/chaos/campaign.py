@@ -23,7 +23,7 @@ from pagekeeper.cli.server import Server
 from pagekeeper.common.errors import PagekeeperError
 
 _GROWTH_FROM = 20
-_MOST_ROWS = 64
+_MOST_ROWS = 128
 
 Tell = Callable[[str], None]
 

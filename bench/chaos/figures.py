@@ -47,6 +47,7 @@ class Strike:
         sure_before: streams that began before this moment were at the process that was hit; later ones may have been
             with another runner, that had become ready meanwhile.
         has_stand_in: another runner was ready to go on, so that the gateway has no reason to stop serving.
+        up_at: when every process was there and attached again.
         opens: from the fault until every stream had gone on; None: the manager itself was hit.
     """
 
@@ -55,6 +56,7 @@ class Strike:
     num_live: int
     sure_before: float = math.inf
     has_stand_in: bool = False
+    up_at: float = math.inf
     opens: Opens | None = None
 
 
@@ -129,11 +131,11 @@ class HealthFigures:
     """How health followed.
 
     Attributes:
-        num_told: strikes after which it was not SERVING before the first stream went on.
+        num_told: strikes after which it was not SERVING before the outage ended: a stream went on, or all were up.
         slowest_s: longest time from one of these until it said so.
         back_s: longest time from one of these until it was SERVING again.
-        num_late: strikes after which no stream went on for `HEALTH_LIMIT_S`, and health had not told by then; only of
-            those without a stand-in.
+        num_late: strikes with an outage over `HEALTH_LIMIT_S` that health had not told by then; only of those without
+            a stand-in.
     """
 
     num_told: int
@@ -161,12 +163,13 @@ def health_figures(
     told, slowest, back, late = 0, 0.0, 0.0, 0
     ends = [strike.at for strike in strikes[1:]] + [until]
     for strike, end in zip(strikes, ends, strict=True):
-        resumed = strike.at + min(_pauses(strike, end, streams), default=end - strike.at)
-        down = next((at for at, serving in answers if strike.at < at < resumed + tolerance_s and not serving), None)
+        outage = min([strike.up_at - strike.at, end - strike.at, *_pauses(strike, end, streams)])
+        over = strike.at + outage + tolerance_s
+        down = next((at for at, serving in answers if strike.at < at < over and not serving), None)
         if down is not None:
             told += 1
             slowest = max(slowest, down - strike.at)
             back = max(back, next((at for at, serving in answers if at > down and serving), end) - strike.at)
         limit = strike.at + HEALTH_LIMIT_S + tolerance_s
-        late += not strike.has_stand_in and resumed > limit and (down is None or down > limit)
+        late += not strike.has_stand_in and over > limit + tolerance_s and (down is None or down > limit)
     return HealthFigures(told, slowest, back, late)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.chaos.faults import Fault, Signal
-from bench.chaos.figures import Strike
+from bench.chaos.figures import Opens, Strike
 from bench.chaos.load import Load
 from bench.chaos.observer import Observer, Runner
 from bench.chaos.processes import Process, children
@@ -64,18 +64,15 @@ class Monkey:
             )
             await _do(fault, process)
         what = f"after a {fault.signal} of the {fault.process}"
-        await self.until_all_run(what)
-        if fault.process != "manager":
-            strike = replace(strike, opens=await self._observer.opens() - opens)
-        await self.until_up(what)
+        later, up_at = await asyncio.gather(self._opens_once_all_run(fault, what), self.until_up(what))
         await self.until_all_run(what)
         after = self._children()
         untouched = {name: other for name, other in before.items() if other != pid or fault.signal is Signal.STOP}
         self.num_bystanders += sum(after.get(name) != other for name, other in untouched.items())
-        return strike
+        return replace(strike, up_at=up_at, opens=later and later - opens)
 
-    async def until_up(self, when: str) -> None:
-        """Wait until every process is there, every runner attached, and the gateway serves."""
+    async def until_up(self, when: str) -> float:
+        """Wait until every process is there, every runner attached, and the gateway serves; returns that moment."""
         since = time.monotonic()
 
         async def is_up() -> bool:
@@ -86,6 +83,7 @@ class Monkey:
             return attached == {pids[name] for name in pids.keys() & set(_RUNNERS)}
 
         await until(is_up, f"everything is up {when}")
+        return time.monotonic()
 
     async def until_all_run(self, when: str) -> None:
         """Wait until every slot has a stream that has got tokens from now on."""
@@ -95,6 +93,11 @@ class Monkey:
             return self._load.all_have_run_since(since)
 
         await until(all_run, f"every stream goes on {when}")
+
+    async def _opens_once_all_run(self, fault: Fault, when: str) -> Opens | None:
+        """The manager's statistics as soon as every stream has gone on; None: it is another manager."""
+        await self.until_all_run(when)
+        return None if fault.process == "manager" and fault.signal is not Signal.STOP else await self._observer.opens()
 
     def _children(self) -> dict[str, int]:
         return children(self._supervisor)

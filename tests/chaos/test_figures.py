@@ -110,6 +110,11 @@ def test_a_server_with_a_stand_in_need_not_tell() -> None:
     assert health_figures([kill], [stream(0.0, 9.0, 14.5)], answers((0.0, True)), 30.0, 0.1).num_late == 0
 
 
+def test_a_server_that_is_up_again_and_computes_is_serving() -> None:
+    kill = replace(strike(10.0), up_at=11.0)
+    assert health_figures([kill], [stream(0.0, 9.0, 14.5)], answers((0.0, True)), 30.0, 0.1).num_late == 0
+
+
 def test_what_health_says_after_the_streams_went_on_is_about_something_else() -> None:
     told = answers((0.0, True), (15.0, False), (16.0, True))
     assert health_figures([strike(10.0)], [stream(0.0, 9.0, 10.5)], told, 30.0, 0.1).num_told == 0
