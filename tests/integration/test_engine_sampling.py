@@ -198,6 +198,8 @@ def test_logits_of_a_prompt_exist_of_a_few_tokens_at_a_time(
     monkeypatch.setattr(choice, "_PROMPT_LOGITS", 7 * VOCAB + 3)
     prompt = prompt_of(100, seed=1)
     with running_engine(loaded, max_batch_tokens=48) as under_test:
+        under_test.wait(submit(under_test, [5], PLAIN))  # whose steps, and those that warm up, do not count
+        heights.clear()
         answer = submit(under_test, prompt, PLAIN, prompt_logprobs=1)
         under_test.wait(answer)
     check_told(answer.sequence.prompt_logprobs.found, prompt[1:], logits_after(model, prompt)[:-1], 1)
