@@ -54,6 +54,7 @@ async def serve(settings: RunnerSettings) -> int:
     loaded = await _load(settings)
     manager = Manager(settings, runner_id, loaded)
     limits = await asyncio.to_thread(manager.promise)
+    log.info("room for requests", max_context_length=limits.max_context_length, blocks=limits.num_blocks)
     service = RunnerService(_info(settings, runner_id, limits))
     engine = _engine(settings, loaded, manager, limits, service)
     service.start(engine)

@@ -92,14 +92,15 @@ class RunnerSpawner:
 
     def __init__(self, model: Path) -> None:
         self._model = model
-        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PAGEKEEPER_THREADS": "1"}
+        # What is read when a library is imported; no thread may have been started before a fork.
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fakes.runner_spawner"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=_ROOT,
-            env=os.environ | environment,
+            env=os.environ | environment | {"PAGEKEEPER_THREADS": "1"},
         )
 
     def __enter__(self) -> Self:
