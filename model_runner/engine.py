@@ -172,7 +172,7 @@ class Engine:
         self._emit()
         if flight is not None:
             self._scheduler.advance(step)
-            if connected and self._scheduler.can_draft:
+            if connected and self._is_computing and self._scheduler.can_draft:
                 self._draft()
             sampled, ended_at = flight.result()
             self._pending = (self._step_number, self._scheduler.complete(sampled))
@@ -197,10 +197,10 @@ class Engine:
         return True
 
     def _schedule(self, *, has_news: bool) -> Step:
-        """This step's work; none if nothing is being computed and who has just come may be part of what is."""
+        """This step's work; no token if none is being computed and who has just come may be part of what is."""
         if has_news and not self._is_computing and self._num_gathered < _MOST_GATHERED:
             self._num_gathered += 1
-            return Step([], [])
+            return self._scheduler.hold_back()
         self._num_gathered = 0
         step = self._scheduler.schedule()
         self._is_computing = bool(step.entries)

@@ -132,6 +132,14 @@ class Scheduler:
         draft, self._draft = self._draft, None
         return self._choose() if draft is None else draft
 
+    def hold_back(self) -> Step:
+        """This step's work if nothing is to be computed yet; not if there is a draft.
+
+        The copies must be made all the same: their blocks are held only until this step is reported as ended.
+        """
+        copies, self._copies = self._copies, []
+        return Step([], copies)
+
     def draft(self) -> Step:
         """What `schedule` will return if no sequence in it ends before; after `advance`. `complete` fills tokens in.
 
