@@ -112,6 +112,27 @@ def candidates_are_their_own(bench: Workbench) -> Outcome:
     )
 
 
+def drawn_tokens_outlast_rounding(bench: Workbench) -> Outcome:
+    requests = [
+        Request(
+            bench.reference.encode(f"Chapter {seed}. {PASSAGE}{text}"),
+            Sampling(temperature=1.0, seed=seed, max_tokens=64, ignore_eos=True),
+        )
+        for seed, text in enumerate(PROMPTS)
+    ]
+    cold = [answers(ask(bench.server, request))[0] for request in requests]
+    warm = [ask(bench.server, request) for request in requests]
+    together = [answers(result)[0] for result in ask_all(bench.server, requests)]
+    differ = sum(ours != theirs for ours, theirs in zip(cold, together, strict=True))
+    differ += sum(ours != answers(theirs)[0] for ours, theirs in zip(cold, warm, strict=True))
+    hits = min(result.usage.cached_tokens if result.usage else 0 for result in warm)
+    return Outcome(
+        f"{differ} of {2 * len(requests)} answers differ, at least {hits} tokens each from the cache",
+        "0, > 0",
+        differ == 0 and hits > 0,
+    )
+
+
 def unchanged_by_preemption(bench: Workbench) -> Outcome:
     prompts = [bench.reference.encode(text) for text in PROMPTS[:8]]
     requests = [
@@ -157,6 +178,9 @@ PROMISES = [
         partial(prompt_is_shared, num_prompt=509, copies=7),
     ),
     Promise("seeded candidates differ, come again, and are unchanged by 31 others", candidates_are_their_own),
+    Promise(
+        "seeded answers at temperature 1 are unchanged by a warm prefix and by 23 others", drawn_tokens_outlast_rounding
+    ),
     Promise("candidates and beams are unchanged by preemption in a tiny pool", unchanged_by_preemption),
     Promise(
         "2 and 6 candidates save as many blocks as in the PagedAttention paper (length traces)",
