@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from pagekeeper.cli.server import Server
 from tests import leaks
 
 
+@pytest.mark.timeout(600)  # what does not go on is noticed by itself; all of it may take long on a busy machine
 def test_a_thousand_requests_that_end_in_every_way_leave_nothing_behind(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
