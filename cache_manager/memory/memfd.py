@@ -10,13 +10,10 @@ import os
 from pathlib import Path
 
 from cache_manager.memory.interface import Backend, MemfdHandle, PoolArray
-from cache_manager.memory.prefault import Prefault
 from pagekeeper.common.errors import ConfigurationError
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """The size is final, and so is that it is final: a mapping of it can never raise SIGBUS. (memfd_create(2))"""
-
-_STAT_BLOCK_BYTES = 512  # stat(2)
 
 
 class MemfdPool:
@@ -79,16 +76,10 @@ def _available_bytes() -> int:
 
 
 class MappedMemfd:
-    """The runner's end, around a mapping that is shared and writable.
+    """The runner's end, around a mapping that is shared and writable."""
 
-    Args:
-        mapping: of the pool.
-        prefault: at work on the mapping, if anything is.
-    """
-
-    def __init__(self, mapping: mmap.mmap, prefault: Prefault | None = None) -> None:
+    def __init__(self, mapping: mmap.mmap) -> None:
         self._mapping = mapping
-        self._prefault = prefault
         self.size = len(mapping)
 
     def array(self) -> PoolArray:
@@ -99,8 +90,6 @@ class MappedMemfd:
 
     def close(self) -> None:
         """Unmap the file, at once or with its last view. Idempotent."""
-        if self._prefault is not None:
-            self._prefault.stop()
         with contextlib.suppress(BufferError):
             self._mapping.close()
 
@@ -118,12 +107,7 @@ def open_memfd(fd: int, expected_size: int) -> MappedMemfd:
         raise ConfigurationError(f"the descriptor handed over is no memfd: {error.strerror}") from error
     if seals & _SEALS != _SEALS:
         raise ConfigurationError("the memory handed over is not sealed against a change of its size")
-    info = os.fstat(fd)
-    if info.st_size != expected_size:
-        raise ConfigurationError(f"the memory handed over has {info.st_size} bytes, not the {expected_size} announced")
-    mapping = mmap.mmap(fd, info.st_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    if info.st_blocks * _STAT_BLOCK_BYTES < info.st_size:
-        return MappedMemfd(mapping)  # a page of it is taken when it is first written, and not before
-    prefault = Prefault(mapping)
-    prefault.start()
-    return MappedMemfd(mapping, prefault)
+    size = os.fstat(fd).st_size
+    if size != expected_size:
+        raise ConfigurationError(f"the memory handed over has {size} bytes, not the {expected_size} announced")
+    return MappedMemfd(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))

@@ -1,7 +1,6 @@
 import errno
 import mmap
 import os
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -63,40 +62,6 @@ def test_memory_is_taken_at_start_or_when_it_is_written() -> None:
         memory = MemfdPool(SIZE, preallocate=preallocate)
         assert (os.fstat(memory.descriptors()[0]).st_blocks > 0) is preallocate
         memory.close()
-
-
-def _mapped_bytes() -> int:
-    """Of pools, as far as this process's page tables have them."""
-    entries = Path("/proc/self/smaps").read_text().split("VmFlags")
-    pools = [entry for entry in entries if "pagekeeper-pool" in entry]
-    return sum(int(line.split()[1]) * 1024 for entry in pools for line in entry.splitlines() if line.startswith("Rss:"))
-
-
-def test_pages_that_were_taken_are_entered_before_they_are_touched(pool: MemfdPool) -> None:
-    before = _mapped_bytes()
-    with closing(open_memfd(pool.descriptors()[0], SIZE)):
-        deadline = time.monotonic() + 20
-        while _mapped_bytes() < before + SIZE:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-def test_pages_that_were_not_taken_are_not_taken_by_mapping_them() -> None:
-    memory = MemfdPool(SIZE, preallocate=False)
-    (descriptor,) = memory.descriptors()
-    with closing(open_memfd(descriptor, SIZE)) as mapped:
-        assert os.fstat(descriptor).st_blocks == 0
-        memoryview(mapped.array())[0] = 1
-    memory.close()
-
-
-def test_a_pool_is_unmapped_even_while_its_pages_are_being_entered() -> None:
-    memory = MemfdPool(64 << 20, preallocate=True)
-    mapped = open_memfd(memory.descriptors()[0], memory.size)
-    before = Path("/proc/self/maps").read_text().count("pagekeeper-pool")
-    mapped.close()
-    assert Path("/proc/self/maps").read_text().count("pagekeeper-pool") == before - 1
-    memory.close()
 
 
 def test_too_little_memory_is_an_error_that_names_the_setting() -> None:
