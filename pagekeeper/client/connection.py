@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Self, TypeVar
 
 import grpc
-import grpc.experimental
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagekeeper.client.attempts import Attempts, Route
@@ -16,8 +15,6 @@ from pagekeeper.common.errors import PagekeeperError, UnavailableError
 Response = TypeVar("Response")
 
 HEALTH_TIMEOUT_S = 10.0
-# Whoever reads a stream also does its work, where by default a thread of the channel would.
-_OPTIONS = [*OPTIONS, (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
 
 
 class Channels:
@@ -44,7 +41,7 @@ class Channels:
                 raise UnavailableError(CLOSED)
             if address not in self._open:
                 self._open[address] = grpc.insecure_channel(
-                    address, options=_OPTIONS, compression=grpc.Compression.NoCompression
+                    address, options=OPTIONS, compression=grpc.Compression.NoCompression
                 )
             return self._open[address]
 

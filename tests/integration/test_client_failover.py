@@ -15,6 +15,7 @@ import pytest
 
 from pagekeeper import CannotConnectError
 from pagekeeper.client import aio, connection
+from pagekeeper.client.channel import OPTIONS
 from pagekeeper.common.sockets import RuntimeDir
 from tests.fakes.gateway import until
 from tests.fakes.gateway_process import ROOT, started
@@ -100,9 +101,9 @@ async def test_when_one_of_two_gateways_is_killed_its_answers_go_on_at_the_other
 
 def ping_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a client does, but with less patience than anybody needs."""
-    for module, name in ((connection, "_OPTIONS"), (aio, "OPTIONS")):
-        quick = {"grpc.keepalive_time_ms": 500, "grpc.http2.ping_timeout_ms": 500, "grpc.min_reconnect_backoff_ms": 500}
-        monkeypatch.setattr(module, name, [*(dict(getattr(module, name)) | quick).items()])
+    quick = {"grpc.keepalive_time_ms": 500, "grpc.http2.ping_timeout_ms": 500, "grpc.min_reconnect_backoff_ms": 500}
+    for module in (connection, aio):
+        monkeypatch.setattr(module, "OPTIONS", [*(dict(OPTIONS) | quick).items()])
 
 
 async def test_a_stopped_gateway_is_left_for_another_and_mixes_nothing_in_when_it_wakes_up(
