@@ -211,6 +211,18 @@ def test_a_dead_sessions_blocks_are_granted_anew_deepest_first_across_its_sequen
     assert [block.id for block in opened.blocks] == [8, 7, 3, 6, 2, 5]
 
 
+def test_a_dead_sessions_blocks_are_granted_anew_after_all_that_was_cached_before() -> None:
+    policy = tiny_policy(9)
+    first, second = PolicySession(policy), PolicySession(policy)
+    _sealed(first, 1, tokens(3))  # blocks 1 2 3
+    _sealed(second, 1, tokens(4, base=50))  # blocks 4 5 6 7
+    first.do(Release(1))
+    first.idle()
+    policy.detach(second.epoch)
+    opened = first.do(Open(2, "tenant", tokens(5, base=200), 0, 40))
+    assert [block.id for block in opened.blocks] == [8, 3, 2, 1, 7]
+
+
 def test_a_dead_sessions_hold_does_not_outlive_it() -> None:
     policy = tiny_policy(8)
     session = PolicySession(policy)
