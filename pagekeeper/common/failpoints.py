@@ -5,6 +5,7 @@ that it is about to send a message with a seal, and the manager stop itself (SIG
 a test build only, which is an editable install: a wheel or an image never dies of its environment.
 """
 
+import json
 import os
 import signal
 import time
@@ -85,9 +86,10 @@ def _armed() -> Failpoints | None:
 
 def _is_test_build() -> bool:
     try:
-        return '"editable": true' in (distribution("pagekeeper").read_text("direct_url.json") or "")
+        origin = json.loads(distribution("pagekeeper").read_text("direct_url.json") or "{}")
     except PackageNotFoundError:
         return False
+    return bool(origin.get("dir_info", {}).get("editable"))
 
 
 # Read once: a process is started with its failpoints, and in all others a failpoint costs one comparison.
