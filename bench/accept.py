@@ -11,7 +11,20 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.promise import Outcome, Promise, Workbench
-from bench.promises import cache, errors, gpu, greedy, leaks, policy, reliability, setup, sharing, speed, tested
+from bench.promises import (
+    cache,
+    errors,
+    gpu,
+    greedy,
+    leaks,
+    policy,
+    reliability,
+    setup,
+    sharing,
+    simulation,
+    speed,
+    tested,
+)
 from pagekeeper.cli.demo_model import demo_model_path
 
 PROMISES: list[Promise] = [
@@ -23,6 +36,7 @@ PROMISES: list[Promise] = [
     *speed.PROMISES,
     *errors.PROMISES,
     *reliability.PROMISES,
+    *simulation.PROMISES,
     *tested.PROMISES,
     *gpu.PROMISES,
     *setup.PROMISES,
