@@ -19,6 +19,26 @@ def reports(seeds: range, jobs: int) -> Iterator[Report]:
         yield from pool.imap(run, seeds, chunksize=20)
 
 
+def simulate(seeds: range, jobs: int) -> tuple[str, int]:
+    """What there is to print, and the exit code."""
+    began, checksum, faults, counts = time.monotonic(), 0, Counter[str](), Counter[str]()
+    for number, report in enumerate(reports(seeds, jobs), start=1):
+        if report.violation is not None:
+            return f"{report}\n1 violation, after {number} seeds", 1
+        checksum ^= report.checksum
+        faults += report.faults
+        counts += Counter(requests=report.num_requests, streams=report.num_streams, bounded=report.num_bounded)
+    rate = 60 * len(seeds) / (time.monotonic() - began)
+    requests = f"{counts['requests']} requests over {counts['streams']} streams"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in faults.most_common())
+    lines = (
+        f"{requests}, {counts['bounded']} sequences went on elsewhere and computed no more again than they may",
+        f"{faults.total()} faults: {kinds}",
+        f"{len(seeds)} seeds, 0 violations, {rate:.0f} seeds a minute, checksum {checksum:08x}",
+    )
+    return "\n".join(lines), 0
+
+
 def main() -> int:
     """Simulate; exit 1 at the first violation."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
@@ -32,24 +52,9 @@ def main() -> int:
         for seed in seeds:
             print(run(seed, echo=print))  # noqa: T201 - a program that prints
         return 0
-
-    began, checksum, faults, requests, streams, seconds = time.monotonic(), 0, Counter[str](), 0, 0, 0.0
-    for count, report in enumerate(reports(seeds, arguments.jobs), start=1):
-        if report.violation is not None:
-            print(report)  # noqa: T201 - a program that prints
-            print(f"1 violation, after {count} seeds")  # noqa: T201 - a program that prints
-            return 1
-        checksum ^= report.checksum
-        faults += report.faults
-        requests, streams = requests + report.num_requests, streams + report.num_streams
-        seconds += report.seconds
-    took = time.monotonic() - began
-    print(f"{requests} requests over {streams} streams in {seconds:.0f} simulated seconds")  # noqa: T201 - prints
-    print(f"{faults.total()} faults: {', '.join(f'{n} {kind}' for kind, n in faults.most_common())}")  # noqa: T201 - prints
-    print(  # noqa: T201 - a program that prints
-        f"{len(seeds)} seeds, 0 violations, {60 * len(seeds) / took:.0f} seeds a minute, checksum {checksum:08x}"
-    )
-    return 0
+    text, code = simulate(seeds, arguments.jobs)
+    print(text)  # noqa: T201 - a program that prints
+    return code
 
 
 if __name__ == "__main__":

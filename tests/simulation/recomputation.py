@@ -23,6 +23,7 @@ class _Attempt:
         request: whose it is.
         most_computed: the most of its tokens that were ever computed, by earlier attempts too.
         bound: how many of them may be computed again.
+        has_begun: some of its tokens had been computed before.
         reports: whether the runner must report just as many; of what several candidates share, it counts more.
         recomputed: how many were.
     """
@@ -30,6 +31,7 @@ class _Attempt:
     request: str
     most_computed: int
     bound: int
+    has_begun: bool
     reports: bool
     recomputed: int = 0
 
@@ -43,7 +45,7 @@ class Recomputation:
 
     Attributes:
         is_bounded: no session has lost its stream while its manager lived.
-        num_checked: sequences that were held against the bound.
+        num_checked: sequences that had begun elsewhere and were held against the bound.
     """
 
     def __init__(self, block_size: int, max_batch_tokens: int) -> None:
@@ -66,7 +68,7 @@ class Recomputation:
             else:
                 known, bound = self._prompts.get(request, 0), self._before_first_token
             reports = len(sequences) == 1 and sequence.num_resumed_tokens > 0
-            self._attempts[sequence] = _Attempt(request, known, bound, reports)
+            self._attempts[sequence] = _Attempt(request, known, bound, known > 0, reports)
 
     def computed(self, flight: Flight) -> None:
         """A step has ended."""
@@ -87,7 +89,7 @@ class Recomputation:
         evictions = exchange.welcome.manager.policy.stats().counters.evictions
         if not self.is_bounded or sequence.num_preemptions or evictions:
             return
-        self.num_checked += 1
+        self.num_checked += attempt.has_begun
         what = f"sequence {sequence.id} of {attempt.request} computed {attempt.recomputed} tokens again"
         if attempt.recomputed > attempt.bound:
             raise Violation(f"{what}, more than {attempt.bound}")

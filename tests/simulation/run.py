@@ -27,6 +27,7 @@ class Report:
         seconds: of simulated time.
         num_requests: of clients.
         num_streams: over which they got their answers.
+        num_bounded: sequences that went on elsewhere, with the bound of what is computed again in force.
         faults: what went wrong, by kind.
         text: what went before the violation.
     """
@@ -37,6 +38,7 @@ class Report:
     seconds: float
     num_requests: int
     num_streams: int
+    num_bounded: int
     faults: Counter[str]
     text: tuple[str, ...]
 
@@ -59,8 +61,17 @@ def run(seed: int, echo: Callable[[str], None] | None = None) -> Report:
         if not isinstance(error, Violation):
             violation = traceback.format_exc()
     text = () if violation is None else (*drawn.lines(), *world.trace.lines())
-    streams = sum(client.num_streams for client in host.clients.values())
-    return Report(seed, violation, world.trace.checksum, world.now, len(drawn.requests), streams, host.faults, text)
+    return Report(
+        seed=seed,
+        violation=violation,
+        checksum=world.trace.checksum,
+        seconds=world.now,
+        num_requests=len(drawn.requests),
+        num_streams=sum(client.num_streams for client in host.clients.values()),
+        num_bounded=host.recomputation.num_checked,
+        faults=host.faults,
+        text=text,
+    )
 
 
 def _let_end(host: Host) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -14,9 +15,14 @@ NUM_SEEDS = 250
 
 
 def test_nothing_is_lost_doubled_or_left_behind_whatever_fails() -> None:
+    faults, num_bounded = Counter[str](), 0
     for seed in range(1, NUM_SEEDS + 1):
         report = run(seed)
         assert report.violation is None, str(report)
+        faults += report.faults
+        num_bounded += report.num_bounded
+    assert faults.keys() == {"kill", "stop", "break", "drain", "retire", "replace", "disconnect", "leave"}
+    assert num_bounded > 50
 
 
 def test_a_seed_is_a_whole_history() -> None:
