@@ -6,7 +6,6 @@ Without --full, one campaign of one's own: `python -m bench.chaos --process runn
 import argparse
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +19,8 @@ from bench.chaos.faults import PROCESSES, Plan, Signal
 from bench.chaos.report import Report
 from bench.chaos.scoreboard import Row, markdown, read_json, row_of, row_of_outcome, table, write_json
 from bench.chaos.workload import prompts
-from bench.promise import Outcome
-from bench.reference import Reference
+from bench.promise import Outcome, Workbench
+from bench.promises.simulation import nothing_is_violated
 from pagekeeper.cli.demo_model import demo_model_path
 
 _POOL_SIZE = "512MiB"
@@ -37,7 +36,7 @@ def main() -> None:
         rows = read_json(options.read)
     else:
         board = Board(options, Console(stderr=True))
-        rows = board.fill(suite.full() if options.full else [_campaign(options)])
+        rows = board.fill(suite.full(options.share) if options.full else [_campaign(options)])
     if options.markdown:
         print(markdown(rows))
     else:
@@ -64,11 +63,10 @@ class Board:
         chosen = [campaign for campaign in campaigns if options.only in campaign.name]
         minutes = suite.estimate_s(chosen) / 60
         self._say(f"seed {options.seed}; {len(chosen)} campaigns take about {minutes:.0f} minutes on two quiet cores")
-        with tempfile.TemporaryDirectory(prefix="pk-") as folder:
-            logs = options.logs or Path(folder)
+        with Workbench(options.model) as bench:
+            logs = options.logs or bench.folder
             logs.mkdir(parents=True, exist_ok=True)
-            reference = Reference(options.model)
-            setting = Setting(options.model, reference, prompts(options.model), _POOL_SIZE, {}, logs)
+            setting = Setting(bench.model, bench.reference, prompts(bench.model), _POOL_SIZE, {}, logs)
             for campaign in chosen:
                 self._add(campaign.name, partial(run, campaign, setting, options.seed, self._progress))
             if options.full:
@@ -77,7 +75,7 @@ class Board:
                     "failpoints", partial(failpoints.run, kinds, setting, _NUM_SLOTS, options.seed, self._progress)
                 )
                 self._add("prefill and decode on two runners", partial(roles.measure, setting))
-                self._add("simulator", suite.simulate)
+                self._add("simulator", partial(nothing_is_violated, bench, round(options.share * suite.NUM_SEEDS)))
         return self._rows
 
     def _add(self, name: str, measure: Callable[[], Report | Outcome]) -> None:
@@ -113,6 +111,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only", default="", metavar="WORDS", help="with --full: leave out what has not these in its name"
     )
+    parser.add_argument("--share", type=float, default=1.0, help="with --full: of the counts, such as 0.1")
     parser.add_argument("--process", choices=PROCESSES, nargs="+", default=["runner"], help="who is hit, in turn")
     parser.add_argument("--signal", type=Signal, choices=list(Signal), nargs="+", default=[Signal.KILL], help="how")
     parser.add_argument("--kills", type=int, default=10, help="faults that hit live streams")

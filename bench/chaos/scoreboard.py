@@ -19,7 +19,7 @@ COLUMNS = (
     "equal text",
     "computed again",
     "next token after",
-    "NOT_SERVING after",
+    "NOT_SERVING",
     "result",
 )
 
@@ -55,7 +55,7 @@ def describe(report: Report) -> str:
     return (
         f"{_faults(report)}: {len(report.errors)} of {report.num_whole + len(report.errors)} streams lost, "
         f"{report.lost_tokens} tokens lost, {report.doubled_tokens} doubled, {_equal(report)} equal; next token after "
-        f"{_pause(report)}"
+        f"{_pause(report)}; NOT_SERVING {_health(report)}"
     )
 
 
@@ -105,7 +105,7 @@ def _equal(report: Report) -> str:
 
 def _again(report: Report) -> str:
     if report.recomputed is None:
-        return "everything" if report.num_bystanders == 0 and "manager" in report.name else "-"
+        return "-"
     missed = "" if report.missed_tokens is None else f", {report.missed_tokens:.1f} on average"
     return f"<= {report.recomputed.worst:.0f} tokens{missed} ({report.block_size})"
 
@@ -121,8 +121,8 @@ def _health(report: Report) -> str:
     if report.health is None:
         return "-"
     if not report.health.num_told:
-        return "stays SERVING"
-    return f"<= {report.health.slowest_s:.2f} s, {report.health.num_told} times"
+        return "never"
+    return f"within {report.health.slowest_s:.2f} s, {report.health.num_told} times"
 
 
 def _result(passed: bool) -> str:

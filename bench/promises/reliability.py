@@ -46,6 +46,7 @@ PROMISES = [
     promise("6 SIGKILLs of the gateway, 16 streams", suite.kills("gateway", 6)),
     promise("5 SIGKILLs of the cache manager, 16 streams", suite.kills("manager", 5)),
     promise("3 SIGSTOPs of each process, 16 streams", Campaign("each process stopped", Plan(_STOPS, 12), standby=True)),
+    promise("each process hangs once: health says so within 2 s, and only it is replaced", suite.hangs(3)),
     Promise("512-token prompts move from a prefill to a decode runner", moves_between_roles),
     tested.promise("a process dies at each failpoint, and the streams go on", "tests/chaos/test_failpoints.py"),
 ]
