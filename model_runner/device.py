@@ -1,7 +1,7 @@
 """The device seen as a queue: one step is launched and runs by itself while the engine talks to the cache manager."""
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,6 +27,10 @@ class Flight(Protocol):
     @property
     def ended(self) -> bool:
         """The step has ended, whatever came of it. May be asked by any thread."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end, at least if it is so far away; whether it has come."""
         ...
 
     def result(self) -> tuple[Sampled, float]:
@@ -96,6 +100,10 @@ class CpuFlight:
     def ended(self) -> bool:
         """See `Flight`."""
         return self._future.done()
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `Flight`."""
+        return bool(wait([self._future], timeout_s).done)
 
     def result(self) -> tuple[Sampled, float]:
         """See `Flight`; what the step raised is raised again."""

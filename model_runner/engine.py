@@ -7,7 +7,7 @@ A step k, as `Engine.step` reads:
     exchange   message k: seals and releases of what steps before k computed, slots for step k+1
     emit       the tokens of step k-1; their predecessors are sealed now
     draft      step k+1 as it will be unless a sequence ends, laid out but for the tokens of step k
-    complete   wait for the device, take in the tokens of step k
+    complete   wait for the device, with a word to the cache manager now and then; take in the tokens of step k
     beams      only if a beam search runs: a message of its own, since how beams fork depends on these tokens
 
 The device never waits for the cache manager: what an answer grants is used by the next step. A token is shown to a
@@ -38,6 +38,8 @@ from pagekeeper.common.operations import Operation, Seal
 _MOST_GATHERED = 8
 """Messages that may pass before a first step, as long as further requests come: a runner that takes over streams gets
 them one by one, and computes them together."""
+_LONG_STEP_S = 0.1
+"""A step that takes longer is interrupted for what must be said to the cache manager meanwhile."""
 _RETRY_PAUSE_S = 0.005
 """How long an engine with nothing to run waits before it asks again for blocks that another runner holds."""
 
@@ -174,14 +176,17 @@ class Engine:
             self._scheduler.advance(step)
             if connected and self._is_computing and self._scheduler.can_draft:
                 self._draft()
+            while connected and not flight.wait(_LONG_STEP_S):
+                connected = self._talk([], in_flight=True)
             sampled, ended_at = flight.result()
             self._pending = (self._step_number, self._scheduler.complete(sampled))
             self._step_seconds += time.monotonic() - started
             self._count_wait(ended_at)
             if connected and (operations := self._scheduler.plan_beams()):
                 connected = self._talk(operations, in_flight=False)
-        self._state = EngineState(since=time.monotonic(), step=self._step_number)
-        if not connected:
+        if connected:
+            self._state = EngineState(since=time.monotonic(), step=self._step_number)
+        else:
             self._emit()
             self._attach()
 
@@ -269,8 +274,8 @@ class Engine:
 
     def _attach(self) -> None:
         """Begin a session and let every live sequence be opened anew."""
-        now = time.monotonic()
-        self._state = EngineState(now, self._step_number).waiting(now)
+        now, asked = time.monotonic(), self._state.asked
+        self._state = EngineState(now, self._step_number).waiting(now if asked is None else asked)
         self._session.attach()
         self._scheduler.restart()
         self._state = EngineState(time.monotonic(), self._step_number)

@@ -7,7 +7,7 @@ from cache_manager.client import CacheClient, CacheConnectionLost, Exchange
 from model_runner.config import RunnerSettings
 from model_runner.loading import Loaded
 from model_runner.submission import RequestLimits
-from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.errors import ConfigurationError, UnavailableError
 from pagekeeper.common.sockets import RuntimeDir
 
 _ATTEMPT_S = 2.0
@@ -30,7 +30,7 @@ class Manager:
         self._runtime_dir = RuntimeDir(settings.runtime_dir)
         self._runner_id = runner_id
         self._loaded = loaded
-        self._first: list[Exchange] = []
+        self._first: Exchange | None = None
         self._promised_blocks = 0
         self.stopping = threading.Event()
 
@@ -51,7 +51,7 @@ class Manager:
                 f"pool_size: {granted.num_blocks} blocks of {granted.block_bytes} bytes hold no sequence; raise "
                 "--pool-size"
             )
-        self._first = [exchange]
+        self._first = exchange
         return RequestLimits(config.vocab_size, longest, settings.block_size, num_blocks, settings.max_sequences)
 
     def connect(self) -> Exchange:
@@ -59,14 +59,17 @@ class Manager:
 
         Raises:
             CacheConnectionLost: no manager came in time, or nobody needs a session any more.
-            ConfigurationError: the manager refuses this model or layout, or has less room than the first one. Whoever
-                was admitted might then never fit; the next runner announces what it can serve, and refuses the rest.
+            ConfigurationError: the manager refuses this model or layout.
+            UnavailableError: it has less room than the first one. Whoever was admitted might then never fit; the next
+                runner announces what it can serve, and refuses the rest.
         """
-        if self._first:
-            return self._first.pop()
+        if self._first is not None:
+            # Nobody else may keep its pool mapped.
+            first, self._first = self._first, None
+            return first
         exchange = self._attach()
         if exchange.granted.num_blocks - 1 - exchange.granted.watermark_blocks < self._promised_blocks:
-            raise ConfigurationError("pool_size: the new cache manager's pool holds less; restart the runner")
+            raise UnavailableError("pool_size: the new cache manager's pool holds less; start this runner again")
         return exchange
 
     def _attach(self) -> Exchange:

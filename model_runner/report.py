@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from model_runner.device import Flight
 
+_SLOW_ANSWER_S = 0.5
+"""An answer takes milliseconds; one that takes longer is the cache manager's fault, whatever the step does."""
+
 
 class Activity(enum.Enum):
     """What the engine is busy with."""
@@ -26,6 +29,8 @@ class EngineReport:
     """How long the activity has lasted."""
     limit_seconds: float
     """How long this step may last; 0 when not in a step."""
+    hung: bool
+    """The step takes longer than it may."""
     running: int
     waiting: int
     step_seconds: float
@@ -33,11 +38,6 @@ class EngineReport:
     manager_wait_seconds: float
     """Of it and beside it: total time in which the device had nothing to do because an answer was missing."""
     preemptions: int
-
-    @property
-    def hung(self) -> bool:
-        """The step takes longer than it may."""
-        return self.activity is Activity.IN_STEP and self.seconds > self.limit_seconds
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,19 @@ class EngineState:
         manager_wait_seconds: float,
         preemptions: int,
     ) -> EngineReport:
-        """Name the activity: while a step still runs, a missing answer holds nobody up."""
+        """Name the activity: while a step still runs, it takes a slow answer for the cache manager to be named."""
         in_step = self.flight is not None and not self.flight.ended
-        if in_step:
-            activity, seconds = Activity.IN_STEP, now - self.since
-        elif self.asked is not None:
+        activity, seconds = Activity.IDLE, now - self.since
+        if self.asked is not None and not (in_step and now - self.asked < _SLOW_ANSWER_S):
             activity, seconds = Activity.WAITING_FOR_MANAGER, now - self.asked
-        else:
-            activity, seconds = Activity.IDLE, now - self.since
+        elif in_step:
+            activity = Activity.IN_STEP
         return EngineReport(
             activity=activity,
             step=self.step,
             seconds=seconds,
-            limit_seconds=self.limit_seconds if in_step else 0.0,
+            limit_seconds=self.limit_seconds if activity is Activity.IN_STEP else 0.0,
+            hung=in_step and now - self.since > self.limit_seconds,
             running=running,
             waiting=waiting,
             step_seconds=step_seconds,

@@ -129,7 +129,11 @@ async def _serve_until_told(
     log.info("draining", engine_failed=failed, retired=retired)
     engine_ended.add_done_callback(lambda _: service.hurry())
     await health_servicer.enter_graceful_shutdown()
-    await service.drain(0 if failed or retired else settings.grace_s)
+    if failed:
+        # No drain: a request that ends one engine after the other must not look as if it had only been moved.
+        service.end()
+    else:
+        await service.drain(0 if retired else settings.grace_s)
     await server.stop(_STOP_GRACE_S)
 
 

@@ -114,7 +114,11 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         if self._origins:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._nothing_to_wait_for.wait(), grace_s)
-        self._has_ended = True
+        self.end()
+
+    def end(self) -> None:
+        """End every stream. Without a drain before, gateways count that as a loss of this runner."""
+        self._is_draining = self._has_ended = True
         for gateway in self._gateways:
             gateway.outbox.put_nowait(None)
 

@@ -1,13 +1,12 @@
 """How a runner takes the place of the running one of the same name."""
 
 import asyncio
-import contextlib
 from pathlib import Path
 
 import grpc
 import structlog
 
-from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.errors import ConfigurationError, UnavailableError
 from pagekeeper.common.sockets import RuntimeDir, unix_target
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc
 
@@ -26,7 +25,7 @@ async def take_over(runtime_dir: RuntimeDir, name: str, wait_s: float) -> None:
         wait_s: how long to wait for the end of the other one, in seconds.
 
     Raises:
-        ConfigurationError: it has not ended in time, or a third one takes over just now.
+        UnavailableError: it has not ended in time, or a third one takes over just now.
     """
     process = f"runner-{name}"
     with runtime_dir.succession(process):
@@ -34,14 +33,13 @@ async def take_over(runtime_dir: RuntimeDir, name: str, wait_s: float) -> None:
         try:
             await asyncio.to_thread(runtime_dir.claim, process, wait_s)
         except ConfigurationError as error:
-            raise ConfigurationError(
+            raise UnavailableError(
                 f"replace: the running {process} has not ended within {wait_s:g} s; kill that process (SIGKILL), and "
                 "start this one again"
             ) from error
         finally:
             retiring.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await retiring
+            await asyncio.wait([retiring])
 
 
 async def _retire(socket: Path) -> None:

@@ -73,6 +73,11 @@ class CudaFlight:
         except RuntimeError:
             return True
 
+    def wait(self, timeout_s: float) -> bool:
+        """See `Flight`; a step of a GPU is too short to do anything else meanwhile."""
+        self._ended.synchronize()
+        return True
+
     def result(self) -> tuple[Sampled, float]:
         """See `Flight`.
 

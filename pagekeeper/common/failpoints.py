@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, distribution
 
-from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.errors import BugError, ConfigurationError
 
 VARIABLE = "PAGEKEEPER_FAILPOINTS"
 
@@ -45,7 +45,7 @@ class Failpoints:
 
     Args:
         text: `NAME=ACTION[@N]` joined by `;`: at the N-th pass, by default the first. ACTION is `kill` (SIGKILL),
-            `stop` (SIGSTOP) or `sleep:SECONDS`.
+            `stop` (SIGSTOP), `fail` (an exception) or `sleep:SECONDS`.
 
     Raises:
         ConfigurationError: that is not how it is written.
@@ -58,7 +58,7 @@ class Failpoints:
             name, _, rest = part.partition("=")
             action, _, number = rest.partition("@")
             if name not in NAMES or not _is_action(action) or not (number or "1").isdecimal():
-                raise ConfigurationError(f"{VARIABLE}: {part!r} is not NAME=kill|stop|sleep:SECONDS[@N]")
+                raise ConfigurationError(f"{VARIABLE}: {part!r} is not NAME=kill|stop|fail|sleep:SECONDS[@N]")
             self._actions[name] = action, int(number or 1)
 
     def reach(self, name: str) -> None:
@@ -70,13 +70,15 @@ class Failpoints:
         kind, _, seconds = action.partition(":")
         if kind == "sleep":
             time.sleep(float(seconds))
+        elif kind == "fail":
+            raise BugError(f"{VARIABLE}: {name}")
         else:
             os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 
 
 def _is_action(action: str) -> bool:
     kind, _, seconds = action.partition(":")
-    return action in ("kill", "stop") or (kind == "sleep" and seconds.replace(".", "", 1).isdecimal())
+    return action in ("kill", "stop", "fail") or (kind == "sleep" and seconds.replace(".", "", 1).isdecimal())
 
 
 def _armed() -> Failpoints | None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.errors import ConfigurationError, UnavailableError
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _MAX_SOCKET_PATH_BYTES = 100
@@ -85,11 +85,11 @@ class RuntimeDir:
         """Be the only one who is about to take over from the process called `name`; held until its name is claimed.
 
         Raises:
-            ConfigurationError: another process is.
+            UnavailableError: another process is.
         """
         with self._lock_opened(_successor_of(name)) as descriptor:
             if not _lock_within(descriptor, 0.0):
-                raise ConfigurationError(f"replace: another process takes over from {name} just now")
+                raise UnavailableError(f"replace: another process takes over from {name} just now")
             yield
 
     def wait_until_free(self, name: str) -> None:

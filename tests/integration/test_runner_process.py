@@ -133,7 +133,7 @@ def test_case_37_a_dead_engine_is_a_non_zero_exit_code(spawner: RunnerSpawner, r
         manager.process.kill()
         manager.process.wait()
         with ManagerProcess(runtime_dir, "--pool-size", "256KiB"):
-            assert runner.wait() == 2
+            assert runner.wait() == 1
         (line,) = runner.errors()
         assert "holds less" in line
 

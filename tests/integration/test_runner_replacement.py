@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from model_runner.succession import take_over
-from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.errors import UnavailableError
 from pagekeeper.common.sockets import RuntimeDir
 from tests.fakes.manager import ManagerProcess
 from tests.fakes.resubmitting_gateway import ResubmittingGateway
@@ -62,7 +62,7 @@ async def test_a_predecessor_that_hangs_is_left_alone_and_named(spawner: RunnerS
     with ManagerProcess(runtime_dir, *POOL), spawner.started(runtime_dir) as runner:
         await asyncio.to_thread(runner.wait_until_ready)
         runner.signal(signal.SIGSTOP)
-        with pytest.raises(ConfigurationError, match=r"the running runner-0 has not ended within 0\.5 s; kill"):
+        with pytest.raises(UnavailableError, match=r"the running runner-0 has not ended within 0\.5 s; kill"):
             await take_over(RuntimeDir(runtime_dir), "0", wait_s=0.5)
         assert runner.exit_code() is None
 

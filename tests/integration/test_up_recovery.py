@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pagekeeper.cli.server import Server
 from pagekeeper.client import AdminClient, Client
-from pagekeeper.common.errors import PagekeeperError
+from pagekeeper.common.errors import BugError, PagekeeperError
 from tests.conftest import check_nothing_is_left
 
 LIMIT_S = 60.0
@@ -79,6 +81,17 @@ def test_exactly_the_process_that_hangs_is_replaced(start_server: StartServer) -
         assert server.pids().items() >= kept.items()
         assert events(server, "child hangs; killing it")[-1]["pid"] == pids[process]
     check_nothing_is_left(server)
+
+
+def test_case_37_an_engine_that_fails_ends_its_process_with_1_and_a_request_that_always_does_ends_too(
+    start_server: StartServer,
+) -> None:
+    """Case 37: the engine dies of an exception; the process must not exit 0, nor its request go round for ever."""
+    server = start_server(PAGEKEEPER_FAILPOINTS="runner.before_seal=fail")
+    with Client(server.address) as client, pytest.raises(BugError, match="INTERNAL"):
+        list(stream(client))
+    wait_until(lambda: len(events(server, "child died")) >= 5, "the fifth runner has died, too")
+    assert [event["code"] for event in events(server, "child died")] == [1] * 5
 
 
 def test_a_supervisor_that_was_stopped_kills_nobody(start_server: StartServer) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.errors import BugError, ConfigurationError
 from pagekeeper.common.failpoints import NAMES, VARIABLE, Failpoints
 
 _PASSES = """
@@ -43,6 +43,12 @@ def test_an_installed_wheel_ignores_the_environment() -> None:
     """Nobody's server may die of a variable."""
     ended = _run("wheel", "runner.before_seal=kill")
     assert (ended.returncode, ended.stdout.split()) == (0, ["1", "2", "3", "4"])
+
+
+def test_a_point_can_fail() -> None:
+    """As whatever is called there might."""
+    with pytest.raises(BugError, match=r"runner\.mid_copy"):
+        Failpoints("runner.mid_copy=fail").reach("runner.mid_copy")
 
 
 def test_a_point_can_wait_once() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pagekeeper.common.errors import ConfigurationError
+from pagekeeper.common.errors import ConfigurationError, UnavailableError
 from pagekeeper.common.sockets import RuntimeDir
 
 NAME = "runner-0"
@@ -59,7 +59,7 @@ def test_who_waits_for_a_name_gets_it_from_its_holder(names: RuntimeDir) -> None
 
 
 def test_only_one_process_takes_over_at_a_time(names: RuntimeDir) -> None:
-    with names.succession(NAME), pytest.raises(ConfigurationError, match="takes over"), names.succession(NAME):
+    with names.succession(NAME), pytest.raises(UnavailableError, match="takes over"), names.succession(NAME):
         raise AssertionError("two take over")
 
 

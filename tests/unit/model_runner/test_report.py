@@ -2,6 +2,8 @@
 
 from concurrent.futures import Future
 
+import pytest
+
 from model_runner.device import CpuFlight
 from model_runner.report import Activity, EngineReport, EngineState
 
@@ -29,8 +31,19 @@ def test_a_step_over_its_limit_is_hung() -> None:
 def test_a_missing_answer_is_the_managers_fault_once_the_step_has_ended() -> None:
     future: Future[tuple[list[int], float]] = Future()
     state = in_step(future).waiting(11.0)
-    assert report(state, now=12.0).activity is Activity.IN_STEP
-    future.set_result(([1], 12.0))
-    waiting = report(state, now=40.0)
-    assert (waiting.activity, waiting.seconds, waiting.hung) == (Activity.WAITING_FOR_MANAGER, 29.0, False)
+    assert report(state, now=11.2).activity is Activity.IN_STEP
+    future.set_result(([1], 11.3))
+    waiting = report(state, now=11.4)
+    assert waiting.activity is Activity.WAITING_FOR_MANAGER
+    assert waiting.seconds == pytest.approx(0.4)
+    assert not report(state, now=40.0).hung
     assert report(state.answered(), now=40.0).activity is Activity.IDLE
+
+
+def test_a_manager_that_has_not_answered_for_long_is_named_while_a_step_runs_and_a_step_that_hangs_is_known() -> None:
+    state = in_step(Future()).waiting(10.5)
+    silent = report(state, now=12.0)
+    assert (silent.activity, silent.seconds, silent.hung) == (Activity.WAITING_FOR_MANAGER, 1.5, False)
+    assert report(state, now=15.1).hung
+    answered = report(state.answered(), now=12.0)
+    assert (answered.activity, answered.seconds, answered.limit_seconds) == (Activity.IN_STEP, 2.0, 5.0)
