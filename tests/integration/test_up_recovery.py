@@ -87,7 +87,7 @@ def test_case_37_an_engine_that_fails_ends_its_process_with_1_and_a_request_that
     start_server: StartServer,
 ) -> None:
     """Case 37: the engine dies of an exception; the process must not exit 0, nor its request go round for ever."""
-    server = start_server(PAGEKEEPER_FAILPOINTS="runner.before_seal=fail")
+    server = start_server(PAGEKEEPER_FAILPOINTS="runner.before_seal=fail", PAGEKEEPER_RUNNER_WAIT_S="150")
     with Client(server.address) as client, pytest.raises(BugError, match="INTERNAL"):
         list(stream(client))
     wait_until(lambda: len(events(server, "child died")) >= 5, "the fifth runner has died, too")
