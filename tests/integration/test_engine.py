@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.kv_layout import KvLayout
 from model_runner.model.load import LoadedModel
 from model_runner.report import Activity
 from model_runner.sequence import FinishReason
@@ -16,6 +17,7 @@ from pagekeeper.common.ids import SequenceId
 from pagekeeper.common.operations import Extend, Open, Opened, Operation, Result, Shortage
 from tests.fakes.engine import Answer, EngineUnderTest, load_tiny, running_engine
 from tests.fakes.local_cache import LocalCache, LocalPool
+from tests.fakes.slow_device import SlowDevice
 from tests.models import write_tiny_model
 
 
@@ -255,25 +257,59 @@ def test_a_stopped_engine_has_released_what_it_had(model: LoadedModel) -> None:
     assert policy.check_integrity() == []
 
 
+class SilentCache(LocalCache):
+    """Answers while it is told to."""
+
+    def __init__(self, pool: LocalPool, runner_id: str) -> None:
+        super().__init__(pool, runner_id)
+        self.answers_come = threading.Event()
+        self.answers_come.set()
+
+    def receive(self, timeout_s: float) -> list[Result]:
+        if not self.answers_come.wait(timeout_s):
+            raise TimeoutError
+        return super().receive(timeout_s)
+
+
+def until_activity(under_test: EngineUnderTest, activity: Activity) -> None:
+    deadline = time.monotonic() + 20
+    while under_test.engine.report().activity is not activity:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not under_test.engine.report().hung
+
+
 def test_an_idle_engine_shows_that_its_manager_is_silent_and_stops_without_it(model: LoadedModel) -> None:
-    answers_come = threading.Event()
-    answers_come.set()
-
-    class SilentCache(LocalCache):
-        def receive(self, timeout_s: float) -> list[Result]:
-            if not answers_come.wait(timeout_s):
-                raise TimeoutError
-            return super().receive(timeout_s)
-
     with running_engine(model, cache_type=SilentCache) as under_test:
         under_test.wait(under_test.submit(prompt_of(20, seed=0)))
         under_test.settle()
-        answers_come.clear()
-        deadline = time.monotonic() + 20
-        while under_test.engine.report().activity is not Activity.WAITING_FOR_MANAGER:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert not under_test.engine.report().hung
+        under_test.cache.answers_come.clear()
+        until_activity(under_test, Activity.WAITING_FOR_MANAGER)
+
+
+def test_an_engine_in_a_long_step_shows_that_its_manager_is_silent_or_gone(model: LoadedModel) -> None:
+    devices: list[SlowDevice] = []
+
+    def slow(model: LoadedModel, layout: KvLayout) -> SlowDevice:
+        devices.append(SlowDevice(model, layout))
+        return devices[-1]
+
+    expected = alone(model, prompt_of(20, seed=0), max_tokens=400)
+    with running_engine(model, cache_type=SilentCache, make_device=slow) as under_test:
+        answer = under_test.submit(prompt_of(20, seed=0), max_tokens=400)
+        for _ in range(2):
+            devices[0].hold()
+            until_activity(under_test, Activity.IN_STEP)
+            under_test.cache.answers_come.clear()
+            until_activity(under_test, Activity.WAITING_FOR_MANAGER)
+            under_test.cache.answers_come.set()
+            until_activity(under_test, Activity.IN_STEP)
+            under_test.cache.lose("closed")
+            until_activity(under_test, Activity.WAITING_FOR_MANAGER)
+            devices[0].go_on()
+        assert under_test.wait(answer) == [expected]
+        assert len(under_test.caches) == 3
+        under_test.settle()
 
 
 def test_waiting_for_the_manager_is_counted_once_the_device_has_nothing_to_do(model: LoadedModel) -> None:

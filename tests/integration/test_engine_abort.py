@@ -1,7 +1,6 @@
 """What is given up while a step may still write to it is nobody else's before that step has ended."""
 
 import random
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,12 +8,10 @@ from contextlib import ExitStack
 import pytest
 
 from kernels.kv_layout import KvLayout
-from kernels.select import select_kernels
-from model_runner.device import CpuDevice, CpuFlight
-from model_runner.inputs import StepInputs
 from model_runner.model.load import LoadedModel
 from tests.fakes.engine import BLOCK_SIZE, Answer, EngineUnderTest, load_tiny, running_engine
 from tests.fakes.local_cache import LocalPool
+from tests.fakes.slow_device import SlowDevice
 from tests.models import write_tiny_model
 
 NUM_BLOCKS = 24
@@ -23,34 +20,6 @@ NUM_BLOCKS = 24
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_tiny(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
-
-
-class SlowDevice(CpuDevice):
-    """Steps that are launched wait while it is held."""
-
-    def __init__(self, model: LoadedModel, layout: KvLayout) -> None:
-        super().__init__(model.decoder, select_kernels("cpu"), layout)
-        self._may_run = threading.Event()
-        self._waits = threading.Event()
-        self.go_on()
-
-    def hold(self) -> None:
-        """Returns once a step has been launched that waits."""
-        self._waits.clear()
-        self._may_run.clear()
-        assert self._waits.wait(30)
-
-    def go_on(self) -> None:
-        self._may_run.set()
-
-    def launch(self, inputs: StepInputs) -> CpuFlight:
-        self._thread.submit(self._delay)
-        return super().launch(inputs)
-
-    def _delay(self) -> None:
-        if not self._may_run.is_set():
-            self._waits.set()
-            self._may_run.wait()
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

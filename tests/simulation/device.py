@@ -110,6 +110,11 @@ class Flight:
         """Whether it has run."""
         return self._sampled is not None
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended."""
+        del timeout_s
+        return self.ended
+
     def result(self) -> tuple[Sampled, float]:
         """What it brings, once it has ended; when, nobody asks."""
         if self._sampled is None:
