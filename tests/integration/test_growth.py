@@ -13,7 +13,8 @@ from tests.fakes.resubmitting_gateway import ResubmittingGateway
 from tests.fakes.runner_process import RunnerSpawner, until
 
 POOL = ("--pool-size", "2MiB")
-MEMORY_MARGIN = 4 << 20
+MEMORY_MARGIN = 8 << 20
+"""What oneDNN and malloc keep levels off within 30 restarts, 8 MB after the first ten of them."""
 SETTLE_LIMIT_S = 40.0
 """gRPC's own threads come with load and go after 20 s of idleness."""
 
@@ -37,7 +38,7 @@ def test_a_manager_whose_runners_are_killed_does_not_grow(
                 pass
             wait_until(lambda: not manager.stats().sessions)
 
-        for number in range(4):
+        for number in range(4 + num_cycles(16) // 5):
             cycle(number)
         before = census.take({"": manager.process.pid}, tmp_path)[""]
         for number in range(num_cycles(16)):
@@ -66,7 +67,7 @@ def test_a_runner_whose_managers_are_killed_does_not_grow(
                 for stream in streams:
                     gateway.cancel(stream)
 
-        for _ in range(4):
+        for _ in range(4 + num_cycles(10) // 5):
             cycle()
         before = census.take({"": runner.pid}, tmp_path)[""]
         for _ in range(num_cycles(10)):
