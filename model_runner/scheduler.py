@@ -19,10 +19,10 @@ step's tokens tell, so after `complete` they have words of their own for the cac
     complete(sampled)  →  plan_beams()  →  apply(results)  →  schedule()
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from model_runner import grants
+from model_runner import grants, planning
 from model_runner.beam_group import BeamGroup
 from model_runner.logprobs import TokenLogprobs
 from model_runner.roster import Roster
@@ -179,13 +179,23 @@ class Scheduler:
 
     def plan(self) -> list[Operation]:
         """What to tell the cache manager while the step runs: seals and releases, then slots for the next step."""
-        seals = list(self._seals([*self._roster.running, *self._roster.leaving]))
-        releases = list(self._releases())
-        forks = list(self._forks())
-        extends = list(self._extends())
-        self._let_follow()
-        opens = list(self._opens())
-        self._planned = [*seals, *releases, *self._withdrawals(opens), *forks, *extends, *opens]
+        roster, limits = self._roster, self._limits
+        seals = list(planning.seals([*roster.running, *roster.leaving], limits.block_size))
+        releases = list(planning.releases(roster, limits.block_size))
+        forks, self._forked_in_flight = planning.forks(roster)
+        extends = list(planning.extends(roster, limits.max_batch_tokens))
+        planning.let_follow(roster)
+        room = limits.max_sequences - roster.num_promised
+        opens = list(
+            planning.opens(
+                roster,
+                room,
+                limits.max_batch_tokens,
+                is_short=self._short,
+                is_refused=self._short or self._head_refused,
+            )
+        )
+        self._planned = [*seals, *releases, *planning.withdrawals(roster, opens), *forks, *extends, *opens]
         self._short = self._head_refused = False
         return self._planned
 
@@ -195,7 +205,7 @@ class Scheduler:
         seals, releases, forks, extends = list[Seal](), list[Release](), list[Fork](), list[Extend]()
         for group, move in moved:
             goes_on = [beam for beam in group.beams if beam.status is Status.RUNNING and beam not in move.given_up]
-            seals += self._seals(goes_on)
+            seals += planning.seals(goes_on, self._limits.block_size)
             releases += [grants.give_up(beam) for beam in move.given_up]
             for parent, children in move.forks:
                 forks.append(grants.fork(parent, parent.num_computed, children))
@@ -298,71 +308,6 @@ class Scheduler:
         self._planned, self._copies, self._forked_in_flight = [], [], []
         self._draft = None
         self._short = self._head_refused = False
-
-    # -- what the next message says, in its order
-
-    def _seals(self, sequences: Iterable[Sequence]) -> Iterator[Seal]:
-        size = self._limits.block_size
-        for sequence in sequences:
-            if sequence.num_computed // size > sequence.num_sealed_blocks:
-                yield grants.seal(sequence, size)
-
-    def _releases(self) -> Iterator[Release]:
-        for sequence in self._roster.leave():
-            yield grants.release(sequence, self._limits.block_size)
-
-    def _forks(self) -> Iterator[Fork]:
-        """Candidates part where the running step reaches the last token that they have in common."""
-        for trunk in self._roster.trunks.copy():
-            if trunk.num_launched == trunk.most_slots:
-                children = self._roster.part(trunk)
-                yield grants.fork(trunk, trunk.num_launched, children)
-                self._forked_in_flight += children
-
-    def _let_follow(self) -> None:
-        """Whoever waits for blocks of another one is opened after the seals of these."""
-        for guide in self._roster.guides.copy():
-            if guide.opens is not None and guide.num_computed >= guide.opens.num_tokens:
-                self._roster.let_follow(guide)
-
-    def _extends(self) -> Iterator[Extend]:
-        budget = self._limits.max_batch_tokens
-        for sequence in sorted(self._roster.running, key=lambda s: s.length_after_step - s.num_launched > 1):
-            num_tokens = min(sequence.length_after_step - sequence.num_launched, budget)
-            if num_tokens <= 0 or sequence.ends_after_step:
-                continue
-            budget -= num_tokens
-            if sequence.num_launched + num_tokens > sequence.num_slots:
-                wanted = min(sequence.num_launched + num_tokens, sequence.most_slots)
-                if wanted > sequence.num_slots:
-                    yield Extend(sequence.id, wanted)
-
-    def _opens(self) -> Iterator[Open]:
-        roster = self._roster
-        if not roster.waiting:
-            return
-        room = self._limits.max_sequences - roster.num_promised
-        prefill = sum(s.length_after_step - s.num_launched for s in roster.running)
-        for sequence in roster.waiting:
-            room -= 1 + sequence.num_following
-            # An Open that was refused keeps its place among all runners only as long as it is tried again.
-            too_much = self._short or prefill >= self._limits.max_batch_tokens
-            if room < 0 or (too_much and not sequence.open_sent):
-                return
-            # What was computed once is most likely still in the cache.
-            prefill += len(sequence.token_ids) - min(sequence.was_computed, len(sequence.token_ids) - 1)
-            yield grants.opening(sequence, self._limits.max_batch_tokens)
-            # While the oldest Open is refused, the younger ones would be too.
-            if self._head_refused or self._short:
-                return
-
-    def _withdrawals(self, opens: list[Open]) -> Iterator[Release]:
-        """A refused Open that is not tried again would hold up every younger one, another runner's too."""
-        tried = {operation.sequence for operation in opens}
-        for sequence in self._roster.waiting:
-            if sequence.open_sent and sequence.id not in tried:
-                sequence.open_sent = False
-                yield Release(sequence.id)
 
     # -- changes of state
 
