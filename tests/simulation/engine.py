@@ -18,6 +18,7 @@ from tests.simulation.process import Process, Waiting
 from tests.simulation.world import Violation
 
 _MOST_GATHERED = 8
+_LONG_STEP_S = 0.1
 _RETRY_PAUSE_S = 0.005
 _MOST_STEPS_AT_ONCE = 1000
 """An engine that steps so often without ever waiting spins."""
@@ -119,14 +120,14 @@ class Engine:
             self.scheduler.advance(step)
             if connected and self._is_computing and self.scheduler.can_draft:
                 self._draft()
-            if not flight.ended:
-                yield lambda: flight.ended
+            connected = yield from self._watch(flight, connected=connected)
             sampled, _ = flight.result()
             self._pending = (self._step_number, self.scheduler.complete(sampled))
             if connected and (operations := self.scheduler.plan_beams()):
                 connected = yield from self._talk(operations, in_flight=False)
-        self._state = EngineState(self._process.world.now, self._step_number)
-        if not connected:
+        if connected:
+            self._state = EngineState(self._process.world.now, self._step_number)
+        else:
             self._emit()
             yield from self._attach()
 
@@ -154,6 +155,17 @@ class Engine:
         self._state = EngineState(self._process.world.now, self._step_number, self._step_limit_s, self.flight)
         self._process.effect(self._let_run, self.flight)
         return self.flight
+
+    def _watch(self, flight: Flight, *, connected: bool) -> Waiting[bool]:
+        """Wait for the end of a step, with a word to the cache manager now and then; False if that is lost."""
+        while connected:
+            yield from self.session.wait(lambda: flight.ended, _LONG_STEP_S)
+            if flight.ended:
+                return True
+            connected = yield from self._talk([], in_flight=True)
+        if not flight.ended:
+            yield lambda: flight.ended
+        return False
 
     def _draft(self) -> None:
         step = self.scheduler.draft()
@@ -184,8 +196,8 @@ class Engine:
             self._pending = (step, [])
 
     def _attach(self) -> Waiting[None]:
-        now = self._process.world.now
-        self._state = EngineState(now, self._step_number).waiting(now)
+        now, asked = self._process.world.now, self._state.asked
+        self._state = EngineState(now, self._step_number).waiting(now if asked is None else asked)
         yield from self.session.attach()
         self.scheduler.restart()
         self._state = EngineState(self._process.world.now, self._step_number)

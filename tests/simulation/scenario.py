@@ -1,7 +1,7 @@
 """What a seed stands for: which processes, which requests, which faults."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from model_runner.beam_group import most_blocks
 from model_runner.scheduler import SchedulerLimits
@@ -103,16 +103,7 @@ def _runners(rng: random.Random, pool: PoolSettings, faults: frozenset[str]) -> 
     num_blocks = _most_blocks(pool)
     limits = SchedulerLimits(_BLOCK_SIZE, rng.choice((4, 8, 16, 32)), rng.choice((1, 2, 4, 8)))
     requests = RequestLimits(VOCABULARY, num_blocks * _BLOCK_SIZE, _BLOCK_SIZE, num_blocks, limits.max_sequences)
-    settings = RunnerSettings(
-        service=ServiceSettings(requests),
-        limits=limits,
-        step_s=rng.choice((0.01, 0.03, 0.06)),
-        slow_step_s=rng.choice((0.1, 0.6)),
-        slow_step_share=0.05 if "slow device" in faults else 0.0,
-        step_limit_s=0.3,
-        rounds="rounding" in faults,
-        outlives_s=0.9 * pool.settle_s if pool.outlived_by_device_work else 0.0,
-    )
+    slow_step_s = rng.choice((0.1, 0.6))
     kinds = rng.choice(
         (
             [("BOTH", False)],
@@ -123,7 +114,16 @@ def _runners(rng: random.Random, pool: PoolSettings, faults: frozenset[str]) -> 
         )
     )
     return {
-        f"runner-{i + 1}": replace(settings, service=ServiceSettings(requests, role, is_standby))
+        f"runner-{i + 1}": RunnerSettings(
+            service=ServiceSettings(requests, role, is_standby),
+            limits=limits,
+            step_s=rng.choice((0.005, 0.02, 0.06)),
+            slow_step_s=slow_step_s,
+            slow_step_share=0.05 if "slow device" in faults else 0.0,
+            step_limit_s=0.3,
+            rounds="rounding" in faults,
+            outlives_s=0.9 * pool.settle_s if pool.outlived_by_device_work else 0.0,
+        )
         for i, (role, is_standby) in enumerate(kinds)
     }
 
@@ -144,7 +144,7 @@ def _requests(
     for number in range(rng.randint(2, 6)):
         length = rng.randint(1, min(40, limit - 1))
         prompt = rng.choice(beginnings)[:length]
-        if rng.random() < 0.5:
+        if rng.random() < 0.4:
             prompt = prompt[: rng.randint(0, length)]
             prompt += tuple(rng.choices((1, 2, 3), k=length - len(prompt)))
         max_tokens = min(rng.randint(1, 32), limit - length)
@@ -165,7 +165,7 @@ def _requests(
                 num_candidates=candidates,
                 beam_width=width,
                 stop_word=0 if width else rng.choice((0, 0, 0, 4)),
-                arrival_s=rng.choice((0.2, rng.uniform(0.2, 0.4), rng.uniform(0.0, calm_at))),
+                arrival_s=rng.choice((0.2, 0.2, rng.uniform(0.2, 0.4), rng.uniform(0.0, calm_at))),
                 read_s=rng.choice((0.0, 0.0, 0.0, 0.0, 0.03, 2.5)),
             )
         )
