@@ -10,7 +10,7 @@ from cache_manager.sequences import Sequence as CachedSequence
 from cache_manager.sequences import Sequences
 from cache_manager.sessions import CachePolicy
 from gateway.router import Router
-from model_runner.scheduler import Scheduler
+from model_runner import planning
 from pagekeeper.common.ids import BlockHash, Epoch
 from pagekeeper.common.operations import Operation
 from tests.simulation.client import Client
@@ -100,7 +100,7 @@ def trust_device_work_to_die_with_its_process(plant: pytest.MonkeyPatch) -> None
 
 def leave_refused_opens_in_the_queue(plant: pytest.MonkeyPatch) -> None:
     """Whoever does not try again holds up everybody behind him."""
-    plant.setattr(Scheduler, "_withdrawals", lambda scheduler, opens: iter(()))
+    plant.setattr(planning, "withdrawals", lambda roster, tried: iter(()))
 
 
 def cut_tables_short(plant: pytest.MonkeyPatch) -> None:
