@@ -230,12 +230,12 @@ def test_who_comes_while_others_are_being_opened_is_computed_with_them(model: Lo
 
     with running_engine(model, cache_type=BusyCache) as under_test:
         under_test.settle()
-        arrivals += [partial(under_test.submit, prompt_of(6, seed=i)) for i in range(4)]
-        answers = [under_test.submit(prompt_of(20, seed=9))]
+        arrivals += [partial(under_test.submit, prompt_of(6, seed=i), max_tokens=1) for i in range(4)]
+        answers = [under_test.submit(prompt_of(20, seed=9), max_tokens=1)]
         under_test.steps.get(timeout=30)
-        assert [len(answer.token_ids) for answer in answers] == [1] * 5
-        under_test.wait(*answers)
         under_test.settle()
+        assert [len(answer.token_ids) for answer in answers] == [1] * 5
+        assert under_test.steps.empty()
 
 
 def test_a_stopped_engine_has_released_what_it_had(model: LoadedModel) -> None:
