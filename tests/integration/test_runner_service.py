@@ -251,6 +251,8 @@ async def test_a_draining_runner_says_so_finishes_what_it_has_and_takes_nothing_
 async def test_what_a_gateway_moves_away_leaves_nothing_and_is_not_waited_for(runner: Runner, gateway: Gateway) -> None:
     await gateway.submit(1, [4] * 10, max_tokens=240)
     await gateway.submit(2, [6] * 30, max_tokens=220)
+    while not gateway.tokens.get((2, 1)):
+        await gateway.read()
     drained = asyncio.create_task(runner.service.drain(grace_s=TIMEOUT_S))
     while not gateway.num_drains:
         await gateway.read()
