@@ -82,7 +82,8 @@ class Monkey:
             attached = {runner.pid for runner in await self._observer.runners()}
             return attached == {pids[name] for name in pids.keys() & set(_RUNNERS)}
 
-        await until(is_up, f"everything is up {when}")
+        # Each look costs the machine some milliseconds, which the takeover needs more.
+        await until(is_up, f"everything is up {when}", poll_s=0.25)
         return time.monotonic()
 
     async def until_all_run(self, when: str) -> None:

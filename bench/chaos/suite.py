@@ -53,14 +53,14 @@ def full(share: float = 1.0) -> list[Campaign]:
 def takeover(count: int, num_slots: int) -> Campaign:
     """SIGKILL of the runner that has the streams, where a standby is ready."""
     plan = Plan((("runner", Signal.KILL),), count)
-    name = f"runner killed, standby, {num_slots} streams"
+    name = f"runner killed, standby, {_streams(num_slots)}"
     return Campaign(name, plan, num_slots, standby=True, pause_bound_s=STANDBY_BOUND_S[num_slots])
 
 
 def restart(count: int, num_slots: int) -> Campaign:
     """SIGKILL of the only runner."""
     plan = Plan((("runner", Signal.KILL),), count, wait_s=_SETTLED_S)
-    return Campaign(f"runner killed, {num_slots} streams", plan, num_slots, pause_bound_s=RESTART_BOUND_S)
+    return Campaign(f"runner killed, {_streams(num_slots)}", plan, num_slots, pause_bound_s=RESTART_BOUND_S)
 
 
 def kills(process: str, count: int) -> Campaign:
@@ -77,6 +77,10 @@ def hangs(count: int) -> Campaign:
     """Each process stops in turn, and never goes on: the supervisor ends it, and nothing else."""
     targets = tuple((process, Signal.HANG) for process in ("runner", "gateway", "manager"))
     return Campaign("each process hangs", Plan(targets, count))
+
+
+def _streams(count: int) -> str:
+    return "1 stream" if count == 1 else f"{count} streams"
 
 
 def estimate_s(campaigns: Sequence[Campaign]) -> float:
