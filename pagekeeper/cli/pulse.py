@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagekeeper.cli.processes import is_stopped
 
 _ASKS = 5
 _SERVING_POLL_S = 0.1
@@ -65,7 +66,7 @@ class Pulse:
 
     async def ask(self, limit_s: float) -> bool:
         """Whether it lives, as far as can be known within so many seconds."""
-        if _is_stopped(self._pid):
+        if is_stopped(self._pid):
             return False
         if self._channel is None:
             if (address := self._address()) is None:
@@ -83,14 +84,6 @@ class Pulse:
         """End the connection."""
         if self._channel is not None:
             await self._channel.close()
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal such as SIGSTOP holds the process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
 
 
 def _connect(address: str) -> grpc.aio.Channel:

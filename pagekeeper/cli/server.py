@@ -1,6 +1,5 @@
 """`pagekeeper up` as a child of this program: for the demo, the acceptance run and the tests."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from pagekeeper.cli import child
+from pagekeeper.cli.processes import children
 from pagekeeper.common.errors import PagekeeperError
 
 _STOP_LIMIT_S = 60.0
@@ -71,13 +71,7 @@ class Server:
 
     def pids(self) -> dict[str, int]:
         """The processes as they are now: pids of cache_manager, model_runner, model_runner_standby and gateway."""
-        pids = {}
-        for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                if command[1:2] == ["-m"]:
-                    pids[command[2] + ("_standby" if "--standby" in command else "")] = int(pid)
-        return pids
+        return children(self.pid)
 
     def _read_ready_line(self) -> None:
         """Wait for the one line on standard output; `up` itself limits how long that takes."""
