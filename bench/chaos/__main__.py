@@ -44,16 +44,22 @@ def main() -> None:
     for row in rows:
         for complaint in row.complaints:
             console.print(f"{row.cells[0]}: {complaint}", highlight=False, markup=False)
-    sys.exit(any(row.complaints for row in rows))
+    if not rows:
+        console.print(f"nothing has {options.only!r} in its name", highlight=False, markup=False)
+    sys.exit(not rows or any(row.complaints for row in rows))
 
 
 class Board:
-    """Runs campaigns one after another, and keeps what each has shown as soon as it has."""
+    """Runs campaigns one after another, and keeps what each has shown as soon as it has.
+
+    Attributes:
+        rows: so far.
+    """
 
     def __init__(self, options: argparse.Namespace, console: Console) -> None:
         self._options = options
         self._console = console
-        self._rows: list[Row] = []
+        self.rows: list[Row] = []
         self._reports: list[Report] = []
         self._told_at = 0.0
 
@@ -61,37 +67,42 @@ class Board:
         """Run them, and with --full what else there is; returns the rows."""
         options = self._options
         chosen = [campaign for campaign in campaigns if options.only in campaign.name]
-        minutes = suite.estimate_s(chosen) / 60
-        self._say(f"seed {options.seed}; {len(chosen)} campaigns take about {minutes:.0f} minutes on two quiet cores")
+        self._say(f"seed {options.seed}; {len(chosen)} campaigns")
         with Workbench(options.model) as bench:
             logs = options.logs or bench.folder
             logs.mkdir(parents=True, exist_ok=True)
             setting = Setting(bench.model, bench.reference, prompts(bench.model), _POOL_SIZE, {}, logs)
             for campaign in chosen:
-                self._add(campaign.name, partial(run, campaign, setting, options.seed, self._progress))
+                self.add(campaign.name, partial(run, campaign, setting, options.seed, self._progress))
             if options.full:
                 kinds = (Signal.KILL, Signal.STOP)
-                self._add(
+                self.add(
                     "failpoints", partial(failpoints.run, kinds, setting, _NUM_SLOTS, options.seed, self._progress)
                 )
-                self._add("prefill and decode on two runners", partial(roles.measure, setting))
-                self._add("simulator", partial(nothing_is_violated, bench, round(options.share * suite.NUM_SEEDS)))
-        return self._rows
+                self.add("prefill and decode on two runners", partial(roles.measure, setting))
+                growth = suite.growth(options.share)
+                self.add(growth.name, partial(growth.measure, bench))
+                self.add("simulator", partial(nothing_is_violated, bench, round(options.share * suite.NUM_SEEDS)))
+        return self.rows
 
-    def _add(self, name: str, measure: Callable[[], Report | Outcome]) -> None:
+    def add(self, name: str, measure: Callable[[], Report | Outcome]) -> None:
+        """Measure, unless the name is not wanted; whatever goes wrong is a failed row."""
         if self._options.only not in name:
             return
         began = time.monotonic()
-        outcome = measure()
+        try:
+            outcome = measure()
+        except Exception as error:  # noqa: BLE001 - what cannot be run is a failed row, and the others run on
+            outcome = Outcome(f"{type(error).__name__}: {error}", "to be run", False)
         if isinstance(outcome, Report):
             self._reports.append(outcome)
             row = row_of(outcome)
         else:
             row = row_of_outcome(name, outcome)
-        self._rows.append(row)
+        self.rows.append(row)
         self._say(f"{row.cells[-1]}  {name}  ({time.monotonic() - began:.0f} s)")
         if self._options.json:
-            write_json(self._options.json, self._options.seed, self._reports, self._rows)
+            write_json(self._options.json, self._options.seed, self._reports, self.rows)
 
     def _progress(self, text: str) -> None:
         """One line that is written over and over, or now and then a line of its own where that cannot be."""

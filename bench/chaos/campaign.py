@@ -19,7 +19,7 @@ from bench.chaos.stock import count_streams, settle
 from bench.chaos.waiting import NoRecoveryError
 from bench.chaos.workload import Prompt
 from bench.reference import Reference
-from pagekeeper.cli.server import Server
+from pagekeeper.cli.server import Server, ServerFailedError
 from pagekeeper.common.errors import PagekeeperError
 
 _GROWTH_FROM = 20
@@ -68,9 +68,14 @@ class Campaign:
         return variables
 
     @property
-    def loses_the_pool(self) -> bool:
-        """Whether cache managers die."""
-        return "manager" not in self.survivors
+    def keeps_the_pool(self) -> bool:
+        """Whether no cache manager dies."""
+        return "manager" in self.survivors
+
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether no gateway dies: its requests end with it, and clients make new ones."""
+        return "gateway" in self.survivors
 
 
 @dataclass(frozen=True)
@@ -111,13 +116,15 @@ def run(campaign: Campaign, setting: Setting, seed: int, tell: Tell) -> Report:
     flags = ["--pool-size", setting.pool_size, *(["--standby"] if campaign.standby else [])]
     log = setting.folder / f"{campaign.name.replace(' ', '-')}.log"
     environment = setting.environment | campaign.environment
-    with Server("--model", str(setting.model), *flags, log=log, environment=environment) as server:
-        asyncio.run(_Run(campaign, setting, server, report, tell).run())
-        try:
+    try:
+        with Server("--model", str(setting.model), *flags, log=log, environment=environment) as server:
+            asyncio.run(_Run(campaign, setting, server, report, tell).run())
             if code := server.stop():
                 report.left.append(f"pagekeeper up ended with code {code}")
-        except subprocess.TimeoutExpired:
-            report.left.append("pagekeeper up did not stop")
+    except ServerFailedError as error:
+        report.broken = str(error)
+    except subprocess.TimeoutExpired:
+        report.left.append("pagekeeper up did not stop")
     report.seconds = time.monotonic() - began
     return report
 
@@ -197,9 +204,10 @@ class _Run:
         report.pause = pause_of(pauses(strikes, streams))
         answers = self._observer.answers
         report.health = health_figures(strikes, streams, answers, time.monotonic(), tolerance_s=2 * POLL_S)
-        if not self._campaign.loses_the_pool and not report.broken:
-            report.recomputed = recomputed(strikes, streams, report.block_size, self._lengths)
+        if self._campaign.keeps_the_pool and not report.broken:
             report.missed_tokens = missed_tokens(strikes)
+            if self._campaign.keeps_requests:
+                report.recomputed = recomputed(strikes, streams, report.block_size, self._lengths)
 
     def _tell_progress(self) -> None:
         streams = self._load.streams

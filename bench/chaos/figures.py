@@ -160,16 +160,36 @@ def health_figures(
         until: the end of the run.
         tolerance_s: how far apart its answers are.
     """
-    told, slowest, back, late = 0, 0.0, 0.0, 0
     ends = [strike.at for strike in strikes[1:]] + [until]
-    for strike, end in zip(strikes, ends, strict=True):
-        outage = min([strike.up_at - strike.at, end - strike.at, *_pauses(strike, end, streams)])
-        over = strike.at + outage + tolerance_s
-        down = next((at for at, serving in answers if strike.at < at < over and not serving), None)
-        if down is not None:
-            told += 1
-            slowest = max(slowest, down - strike.at)
-            back = max(back, next((at for at, serving in answers if at > down and serving), end) - strike.at)
-        limit = strike.at + HEALTH_LIMIT_S + tolerance_s
-        late += not strike.has_stand_in and over > limit + tolerance_s and (down is None or down > limit)
-    return HealthFigures(told, slowest, back, late)
+    waits = [_telling(strike, end, streams, answers, tolerance_s) for strike, end in zip(strikes, ends, strict=True)]
+    told = [wait for wait in waits if wait.down_s is not None]
+    return HealthFigures(
+        num_told=len(told),
+        slowest_s=max((wait.down_s or 0.0 for wait in told), default=0.0),
+        back_s=max((wait.back_s for wait in told), default=0.0),
+        num_late=sum(wait.is_late for wait in waits),
+    )
+
+
+@dataclass(frozen=True)
+class _Telling:
+    """What health said of one fault: seconds from it until NOT_SERVING (None: never), and until SERVING again."""
+
+    down_s: float | None
+    back_s: float
+    is_late: bool
+
+
+def _telling(
+    strike: Strike, end: float, streams: Sequence[Stream], answers: Sequence[tuple[float, bool]], tolerance_s: float
+) -> _Telling:
+    went_on = [strike.at + pause for pause in _pauses(strike, end, streams)]
+    outage_ends = min([strike.up_at, end, *went_on])
+    down = next((at for at, serving in answers if strike.at < at < outage_ends + tolerance_s and not serving), math.inf)
+    back = next((at for at, serving in answers if at > down and serving), end)
+    limit = strike.at + HEALTH_LIMIT_S + tolerance_s
+    return _Telling(
+        down_s=down - strike.at if down < math.inf else None,
+        back_s=back - strike.at,
+        is_late=not strike.has_stand_in and limit < min(outage_ends, down),
+    )

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-_NAMES = {"cache_manager": "manager", "model_runner": "runner", "gateway": "gateway"}
+from pagekeeper.cli import processes
+
+_NAMES = {
+    "cache_manager": "manager",
+    "model_runner": "runner",
+    "model_runner_standby": "standby",
+    "gateway": "gateway",
+}
 
 
 def children(parent: int) -> dict[str, int]:
     """Pids of the processes that `pagekeeper up` has now, by the names of `faults.PROCESSES`."""
-    found = {}
-    for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        with contextlib.suppress(OSError):  # it has just ended
-            command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if command[1:2] == ["-m"] and command[2] in _NAMES:
-                found["standby" if "--standby" in command else _NAMES[command[2]]] = int(pid)
-    return found
+    return {_NAMES[name]: pid for name, pid in processes.children(parent).items() if name in _NAMES}
 
 
 class Process:
@@ -86,11 +87,6 @@ def footprint(pid: int) -> Footprint:
     root = Path(f"/proc/{pid}")
     status = dict(_fields((root / "status").read_text()))
     return Footprint(len(list((root / "fd").iterdir())), int(status["Threads"]), int(status["RssAnon"]) * 1024)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether it has got SIGSTOP, and no SIGCONT since."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def _fields(status: str) -> Iterator[tuple[str, str]]:

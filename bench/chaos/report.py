@@ -38,7 +38,8 @@ class Report:
         errors: of streams that were lost.
         differences: between whole streams and the fault-free run.
         pause_bound_s: what the median pause must stay below; None: it is only reported.
-        recomputed: None where a lost pool has to be computed again.
+        recomputed: None where a lost pool has to be computed again, and where gateways die: the request that a client
+            makes then has a usage of its own.
         missed_tokens: that the Open of a stream with tokens did not find in the cache, on average, by the manager's
             statistics; None where these begin anew with each manager.
         num_bystanders: processes that were restarted though nothing had been done to them.
@@ -94,6 +95,8 @@ class Report:
             wrong.append(f"median pause not below {self.pause_bound_s:g} s")
         if self.recomputed is not None and self.recomputed.num_beyond:
             wrong.append(f"{self.recomputed.num_beyond} streams computed more again than a block for each fault")
+        if self.missed_tokens is not None and self.missed_tokens > self.block_size:
+            wrong.append(f"streams that went on missed {self.missed_tokens:.1f} tokens on average, more than a block")
         if self.health is not None and self.health.num_late:
             wrong.append(f"health told too late (> {HEALTH_LIMIT_S:g} s) after {self.health.num_late} faults")
         if self.num_bystanders:

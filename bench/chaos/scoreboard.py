@@ -104,10 +104,12 @@ def _equal(report: Report) -> str:
 
 
 def _again(report: Report) -> str:
-    if report.recomputed is None:
-        return "-"
-    missed = "" if report.missed_tokens is None else f", {report.missed_tokens:.1f} on average"
-    return f"<= {report.recomputed.worst:.0f} tokens{missed} ({report.block_size})"
+    figures = []
+    if report.recomputed is not None:
+        figures.append(f"<= {report.recomputed.worst:.0f} tokens")
+    if report.missed_tokens is not None:
+        figures.append(f"{report.missed_tokens:.1f} on average")
+    return f"{', '.join(figures)} ({report.block_size})" if figures else "-"
 
 
 def _pause(report: Report) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Self, TypeVar
 
-from bench.chaos.processes import Process, is_stopped
+from bench.chaos.processes import Process
 from bench.chaos.waiting import RECOVERY_LIMIT_S, NoRecoveryError, until
 from pagekeeper.cli.child import command
+from pagekeeper.cli.processes import is_stopped
 from pagekeeper.common.failpoints import VARIABLE
 from pagekeeper.common.sockets import RuntimeDir
 

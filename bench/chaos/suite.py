@@ -1,9 +1,9 @@
 """Which campaigns there are: the full counts for `make chaos`, few for `make accept`."""
 
-from collections.abc import Sequence
-
 from bench.chaos.campaign import Campaign
 from bench.chaos.faults import Plan, Signal
+from bench.promise import Promise
+from bench.promises import tested
 
 NUM_SEEDS = 20_000
 STANDBY_BOUND_S = {1: 0.3, 16: 0.8}
@@ -12,19 +12,6 @@ RESTART_BOUND_S = 6.0
 _SETTLED_S = (10.5, 11.5)
 # Longer than a gateway waits for a Pong, for the most part: the streams go on elsewhere before the runner wakes up.
 _LOST_S = (1.2, 2.5)
-
-_SECONDS = {
-    (Signal.KILL, "runner"): 5.0,
-    (Signal.KILL, "gateway"): 3.5,
-    (Signal.KILL, "manager"): 2.0,
-    (Signal.STOP, "runner"): 3.5,
-    (Signal.STOP, "standby"): 2.5,
-    (Signal.STOP, "gateway"): 2.5,
-    (Signal.STOP, "manager"): 2.5,
-}
-"""What a fault takes on two cores, recovery included."""
-_SECONDS_AROUND = 40.0
-"""Start, fault-free run, the streams' end, stop."""
 
 
 def full(share: float = 1.0) -> list[Campaign]:
@@ -48,6 +35,14 @@ def full(share: float = 1.0) -> list[Campaign]:
         stops("manager", few(50)),
         hangs(few(9)),
     ]
+
+
+def growth(share: float = 1.0) -> Promise:
+    """Manager and runner on a tiny model, each through the deaths of the other."""
+    cycles = max(10, round(share * 200))
+    return tested.promise(
+        f"growth over {cycles} deaths", "tests/integration/test_growth.py", PAGEKEEPER_TEST_CYCLES=str(cycles)
+    )
 
 
 def takeover(count: int, num_slots: int) -> Campaign:
@@ -81,12 +76,3 @@ def hangs(count: int) -> Campaign:
 
 def _streams(count: int) -> str:
     return "1 stream" if count == 1 else f"{count} streams"
-
-
-def estimate_s(campaigns: Sequence[Campaign]) -> float:
-    """How long they take, in seconds."""
-    total = 0.0
-    for campaign in campaigns:
-        each = [_SECONDS.get((kind, process), 10.0) for process, kind in campaign.plan.targets]
-        total += _SECONDS_AROUND + campaign.plan.count * (sum(each) / len(each) + sum(campaign.plan.wait_s) / 2)
-    return total

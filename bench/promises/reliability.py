@@ -43,6 +43,7 @@ PROMISES = [
     promise("10 SIGKILLs of the runner with a standby, 16 streams", suite.takeover(10, num_slots=16)),
     promise("5 SIGKILLs of the runner with a standby, 1 stream", suite.takeover(5, num_slots=1)),
     promise("3 SIGKILLs of the only runner, 16 streams", suite.restart(3, num_slots=16)),
+    promise("3 SIGKILLs of the only runner, 1 stream", suite.restart(3, num_slots=1)),
     promise("6 SIGKILLs of the gateway, 16 streams", suite.kills("gateway", 6)),
     promise("5 SIGKILLs of the cache manager, 16 streams", suite.kills("manager", 5)),
     promise("3 SIGSTOPs of each process, 16 streams", Campaign("each process stopped", Plan(_STOPS, 12), standby=True)),

@@ -1,5 +1,6 @@
 """Promises that the test suite measures: each row runs its tests and counts them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,12 +8,15 @@ import sys
 from bench.promise import Outcome, Promise, Workbench
 
 
-def promise(name: str, *selection: str) -> Promise:
+def promise(name: str, *selection: str, **environment: str) -> Promise:
     """A promise that is kept when every test passes that pytest chooses by `selection`, paths for the most part."""
 
     def measure(_: Workbench) -> Outcome:
         command = [sys.executable, "-m", "pytest", "-q", "--durations=0", "--durations-min=1e9", *selection]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        variables = os.environ | environment
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=variables
+        )
         summary = done.stdout.strip().splitlines()[-1].strip("= ")
         return Outcome(summary, "all tests", done.returncode == 0 and re.search(r"\d+ passed", summary) is not None)
 

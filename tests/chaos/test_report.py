@@ -51,6 +51,7 @@ def test_a_report_in_which_all_is_well_passes() -> None:
         ({"pause": Pause(900, 0.81, 0.9)}, "not below 0.8 s"),
         ({"pause": None}, "not below 0.8 s"),
         ({"recomputed": Recomputed(17.0, 1)}, "1 streams computed more"),
+        ({"missed_tokens": 17.0}, "missed 17.0 tokens"),
         ({"health": HealthFigures(0, 0.0, 0.0, 2)}, "too late"),
         ({"num_bystanders": 1}, "1 other processes"),
         ({"left": ["3 leased left"]}, "3 leased left"),
