@@ -23,7 +23,9 @@ class UpSettings(Settings):
     listen: str = Field("127.0.0.1:50051", description="Address of the gateway; port 0 takes any free one.")
     admin_listen: str = Field("127.0.0.1:50052", description="Address of the admin port; port 0 takes any free one.")
     standby: bool = Field(False, description="Keep a second runner ready, which takes over when the first one dies.")
-    start_limit_s: float = Field(600.0, gt=0, description="Give up when it does not serve after so many seconds.")
+    start_limit_s: float = Field(
+        600.0, gt=0, description="Give up when it, or a replaced runner, does not serve after so many seconds."
+    )
     hang_limit_s: float = Field(
         10.0, ge=0, description="Replace a process that leaves every question of so many seconds unanswered; 0: never."
     )

@@ -96,7 +96,7 @@ class Stack:
         """Put a fresh runner in the place of each, the standby first, so that live streams pause but a moment."""
         for runner in self._runners:
             log.info("replacing", child=runner.name)
-            if not await runner.replace():
+            if not await runner.replace(self._settings.start_limit_s):
                 return
 
     async def stop(self) -> bool:

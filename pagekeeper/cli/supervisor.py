@@ -127,10 +127,13 @@ class Child:
                 await _first_of(asyncio.sleep(delay_s), self._stopping.wait())
                 await self._until_free()
 
-    async def replace(self) -> bool:
+    async def replace(self, start_limit_s: float) -> bool:
         """Have a fresh process take over from the one that serves.
 
         It starts beside the old one, which serves until then, and afterwards if the new one fails.
+
+        Args:
+            start_limit_s: a new one that is not ready after so many seconds is killed.
 
         Returns:
             Whether the new one serves.
@@ -138,7 +141,12 @@ class Child:
         if not self.ready.is_set() or self._stopping.is_set() or self._successor is not None:
             return False
         successor = self._successor = await self._begin("--replace")
-        await _first_of(successor.ready, successor.end)
+        await _first_of(successor.ready, successor.end, asyncio.sleep(start_limit_s))
+        # Once the old one has died it is no replacement but the restart, which nothing is gained by ending.
+        if self._successor is successor and not successor.ready.done() and not successor.end.done():
+            log.error("the replacement does not become ready; killing it", child=self.name, start_limit_s=start_limit_s)
+            successor.kill()
+            await asyncio.shield(successor.end)
         if self._successor is successor and successor.end.done():
             self._successor = None
             log.error("the replacement failed; the old one serves on", child=self.name, code=successor.end.result())

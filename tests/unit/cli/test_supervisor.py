@@ -145,10 +145,10 @@ async def test_a_replacement_becomes_the_child_when_the_old_one_has_ended(
 ) -> None:
     async with supervised(mode="serve", runtime_dir=str(runtime_dir)) as running:
         await running.child.ready.wait()
-        replaced = asyncio.create_task(running.child.replace())
+        replaced = asyncio.create_task(running.child.replace(LIMIT_S))
         await running.until(lambda: len(running.pids()) == 2)
         old, new = running.pids()
-        assert not await running.child.replace()  # one at a time
+        assert not await running.child.replace(LIMIT_S)  # one at a time
         os.kill(old, signal.SIGTERM)  # as a successor would have it retire
         assert await replaced
         os.kill(new, signal.SIGKILL)
@@ -159,15 +159,47 @@ async def test_a_replacement_becomes_the_child_when_the_old_one_has_ended(
 async def test_a_replacement_that_fails_leaves_the_old_one_alone(supervised: Supervise) -> None:
     async with supervised(mode="refuse-to-replace") as running:
         await running.child.ready.wait()
-        assert not await running.child.replace()
+        assert not await running.child.replace(LIMIT_S)
         old, new = running.pids()
         assert (is_alive(old), is_alive(new)) == (True, False)
+
+
+async def test_a_replacement_that_never_becomes_ready_is_killed_and_the_old_one_serves_on(
+    supervised: Supervise,
+) -> None:
+    async with supervised(mode="late-to-replace") as running:
+        await running.child.ready.wait()
+        assert not await running.child.replace(start_limit_s=1.0)
+        old, *new = running.pids()
+        assert is_alive(old)
+        assert not any(map(is_alive, new))
+        os.kill(old, signal.SIGKILL)  # it is still the one that is kept alive
+        await running.until(lambda: running.times_ready() == 2)
+
+
+async def test_a_limit_on_replacements_does_not_end_the_restart_that_one_has_become(supervised: Supervise) -> None:
+    async with supervised(mode="late-to-replace") as running:
+        await running.child.ready.wait()
+        replaced = asyncio.create_task(running.child.replace(start_limit_s=4.0))
+        await running.until(lambda: len(running.pids()) == 2)
+        os.kill(running.pids()[0], signal.SIGKILL)
+        assert not await replaced
+        assert is_alive(running.pids()[1])
+
+
+async def test_children_do_not_repeat_the_warning_of_a_misspelt_variable(
+    supervised: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEKEEPER_POOLSIZE", "1GiB")
+    async with supervised(mode="serve") as running:
+        await running.child.ready.wait()
+        assert not [line for line in running.lines if "POOLSIZE" in str(line)]
 
 
 async def test_when_the_old_one_dies_its_replacement_is_the_restart(supervised: Supervise, runtime_dir: Path) -> None:
     async with supervised(mode="serve", runtime_dir=str(runtime_dir)) as running:
         await running.child.ready.wait()
-        replaced = asyncio.create_task(running.child.replace())
+        replaced = asyncio.create_task(running.child.replace(LIMIT_S))
         await running.until(lambda: len(running.pids()) == 2)
         os.kill(running.pids()[0], signal.SIGKILL)
         assert await replaced
@@ -177,7 +209,7 @@ async def test_when_the_old_one_dies_its_replacement_is_the_restart(supervised: 
 async def test_stopping_during_a_replacement_ends_both(supervised: Supervise, runtime_dir: Path) -> None:
     async with supervised(mode="serve", runtime_dir=str(runtime_dir)) as running:
         await running.child.ready.wait()
-        replaced = asyncio.create_task(running.child.replace())
+        replaced = asyncio.create_task(running.child.replace(LIMIT_S))
         await running.until(lambda: len(running.pids()) == 2)
         assert await running.child.stop(grace_s=LIMIT_S)
         assert not await replaced
