@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pagekeeper.cli import child
+from pagekeeper.common.names import unknown_variables
 
 Line = str | dict[str, Any]
 """What a process writes: a dictionary if it is a JSON log line."""
@@ -48,6 +50,7 @@ class Life:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=_LONGEST_LOG_LINE,
+            env=_environment(),
             process_group=0,  # Ctrl-C is for the supervisor, who stops its children in order
         )
         return cls(process, relay)
@@ -84,6 +87,12 @@ class Life:
             self._relay(parsed)
             if isinstance(parsed, dict) and parsed.get("event") == "ready" and not self.ready.done():
                 self.ready.set_result(parsed)
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what only looks like a setting: we have warned of that, and every child would again."""
+    unknown = unknown_variables()
+    return {name: value for name, value in os.environ.items() if name not in unknown}
 
 
 def _parse(line: str) -> Line:

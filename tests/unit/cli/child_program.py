@@ -1,6 +1,6 @@
 """A child for the supervisor's tests: `python -m tests.unit.cli.child_program --mode MODE [--listen ADDRESS]`.
 
-With --runtime-dir it claims the name "child" there; with --replace it waits for that.
+It logs as our programs do. With --runtime-dir it claims the name "child" there; with --replace it waits for that.
 """
 # ruff: noqa: T201 - a program that prints
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from pagekeeper.common.logging import configure_logging
 from pagekeeper.common.sockets import RuntimeDir
 
 LIMIT_S = 20.0
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--runtime-dir", type=Path)
     parser.add_argument("--replace", action="store_true")
     args = parser.parse_args()
+    configure_logging("child")
     print("pid", os.getpid(), "listen", args.listen, flush=True)
     if args.mode == "refuse" or (args.mode == "refuse-to-replace" and args.replace):
         print("child: pool_size: too small", file=sys.stderr)
@@ -38,7 +40,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if args.mode == "chatty":
         print("x" * 2**21, flush=True)
-    if args.mode == "late":
+    if args.mode == "late" or (args.mode == "late-to-replace" and args.replace):
         threading.Event().wait()
     if args.runtime_dir:
         RuntimeDir(args.runtime_dir).claim("child", LIMIT_S if args.replace else 0.0)
