@@ -8,6 +8,7 @@ import grpc
 from google.protobuf.message import Message as ProtoMessage
 
 from pagekeeper.client.connection import Connection
+from pagekeeper.common.errors import ConfigurationError
 from pagekeeper.status import to_error
 from pagekeeper.v1 import admin_pb2, admin_pb2_grpc
 
@@ -15,7 +16,21 @@ _TIMEOUT_S = 10.0
 
 
 class AdminClient(Connection):
-    """Asks a cache manager for its numbers."""
+    """Asks a cache manager for its numbers.
+
+    Args:
+        server: its admin port: one HOST:PORT or unix:PATH.
+
+    Raises:
+        ConfigurationError: there are several addresses.
+    """
+
+    def __init__(self, server: str) -> None:
+        super().__init__(server)
+        if (count := len(self._route.addresses)) > 1:
+            raise ConfigurationError(
+                f"server: {count} addresses in {server!r}, but an admin port is that of one cache manager; give one"
+            )
 
     def stats(self) -> dict[str, Any]:
         """The numbers of GetStats, as nested dictionaries with the field names of admin.proto."""
