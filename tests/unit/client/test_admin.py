@@ -11,7 +11,7 @@ SEVERAL = "127.0.0.1:1, unix:/run/admin"
 
 
 def test_an_admin_port_has_one_address() -> None:
-    with pytest.raises(ConfigurationError, match="^server: 2 addresses"):
+    with pytest.raises(ConfigurationError, match=r"^server: 2 addresses"):
         AdminClient(SEVERAL)
     AdminClient("127.0.0.1:1").close()
 
