@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 from gateway.admission import Permit
 from gateway.generation import Generation
-from pagekeeper.common.errors import DuplicateRequestError, PagekeeperError, SlowReaderError, UnavailableError
+from pagekeeper.common.errors import DrainingError, DuplicateRequestError, PagekeeperError, SlowReaderError
 
 
 class LiveRequest:
@@ -64,9 +64,9 @@ class LiveRequests:
                 live.end(SlowReaderError("the stream is not being read; resume it with the tokens received"))
 
     def end_all(self, reason: str) -> None:
-        """End every request."""
+        """End every request, since the server ends."""
         for live in list(self._live.values()):
-            live.end(UnavailableError(reason))
+            live.end(DrainingError(reason))
 
     def _leave(self, key: tuple[str, str], live: LiveRequest) -> None:
         if self._live.get(key) is live:

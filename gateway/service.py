@@ -17,7 +17,7 @@ from gateway.runner_client import RunnerClient
 from gateway.sampling import Caps
 from gateway.token_stream import News, TokenStream
 from gateway.validation import check_model, check_token_ids, text_or_chat
-from pagekeeper.common.errors import DeadlineError, UnavailableError
+from pagekeeper.common.errors import DeadlineError, DrainingError, UnavailableError
 from pagekeeper.common.failpoints import failpoint
 from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
 
@@ -75,7 +75,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         context.add_done_callback(lambda _: live.release.close())  # type: ignore[arg-type]  # the stub names no protocol
         try:
             if self._is_draining:
-                raise UnavailableError(_DRAINING)
+                raise DrainingError(_DRAINING)
             self._intake.enter(live, takes_over=valid.resumed is not None)
             self._end_at(deadline, live)
 
@@ -172,7 +172,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
     async def _before_entering(self, deadline: float | None) -> AsyncIterator[None]:
         """What a call does before it is a live request ends at its deadline, and at a drain."""
         if self._is_draining:
-            raise UnavailableError(_DRAINING)
+            raise DrainingError(_DRAINING)
         try:
             async with asyncio.timeout_at(deadline) as scope:
                 self._entering.add(scope)
@@ -181,7 +181,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
                 finally:
                     self._entering.remove(scope)
         except TimeoutError as error:
-            raise UnavailableError(_DRAINING) if self._is_draining else DeadlineError(_TOO_LATE) from error
+            raise DrainingError(_DRAINING) if self._is_draining else DeadlineError(_TOO_LATE) from error
 
     def _end_at(self, deadline: float | None, live: LiveRequest) -> None:
         """End the request then, wherever its handler is: at a `yield` nothing else would reach it."""
@@ -194,4 +194,4 @@ async def _next(stream: TokenStream, emitted: int) -> News:
     try:
         return await stream.next()
     except UnavailableError as error:
-        raise UnavailableError(str(error), tokens_emitted=emitted) from error
+        raise type(error)(str(error), tokens_emitted=emitted) from error

@@ -40,16 +40,20 @@ class Failure(enum.Enum):
     REFUSED: there is no connection; no server has seen the call.
     LOST: the connection broke, or someone between cut it; a server may still be at work on the call.
     UNAVAILABLE: the server says that it cannot do this now.
+    DRAINING: the server says that it ends; another can do this now, or the one that comes after it.
     OVERLOADED: the server's queue is full, and it says when to come back.
     SLOW_READER: the server has ended a stream that was not read.
+    DUPLICATE: the request id is in use, or another call has taken this one's place.
     FINAL: the same call would fail again, or has had the time that it was given.
     """
 
     REFUSED = enum.auto()
     LOST = enum.auto()
     UNAVAILABLE = enum.auto()
+    DRAINING = enum.auto()
     OVERLOADED = enum.auto()
     SLOW_READER = enum.auto()
+    DUPLICATE = enum.auto()
     FINAL = enum.auto()
 
 
@@ -58,6 +62,8 @@ def failure_of(error: grpc.RpcError) -> Failure:
     status = _rich_status(error)
     reason = _detail(status, error_details_pb2.ErrorInfo).reason
     match error.code():
+        case grpc.StatusCode.UNAVAILABLE if reason == "DRAINING":
+            return Failure.DRAINING
         case grpc.StatusCode.UNAVAILABLE if reason:
             return Failure.UNAVAILABLE
         case grpc.StatusCode.UNAVAILABLE if _NOT_CONNECTED.match(error.details() or ""):
@@ -68,6 +74,8 @@ def failure_of(error: grpc.RpcError) -> Failure:
             return Failure.SLOW_READER
         case grpc.StatusCode.RESOURCE_EXHAUSTED if _detail(status, error_details_pb2.RetryInfo).HasField("retry_delay"):
             return Failure.OVERLOADED
+        case grpc.StatusCode.ALREADY_EXISTS:
+            return Failure.DUPLICATE
         case _:
             return Failure.FINAL
 

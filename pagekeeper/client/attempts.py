@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import grpc
 
-from pagekeeper.common.errors import OverloadedError, PagekeeperError
+from pagekeeper.common.errors import OverloadedError, PagekeeperError, UnavailableError
 from pagekeeper.status import Failure, failure_of, to_error
 
 RESUME_FOR_S = 60.0
@@ -15,7 +15,7 @@ _LONGEST_PAUSE_S = 1.0
 # The longest pause is reached long before; beyond, the power would only grow.
 _MOST_DOUBLINGS = 10
 # Another address may do better.
-_OF_THE_ADDRESS = frozenset({Failure.REFUSED, Failure.LOST, Failure.UNAVAILABLE})
+_OF_THE_ADDRESS = frozenset({Failure.REFUSED, Failure.LOST, Failure.UNAVAILABLE, Failure.DRAINING})
 
 
 class Route:
@@ -82,6 +82,7 @@ class Attempts:
         self._num_failures = 0
         self._quiet_since = self._began
         self._lost_at: float | None = None
+        self._num_late = 0
         self.has_begun = False
         self.may_be_live = False
 
@@ -109,6 +110,9 @@ class Attempts:
         """
         failure = failure_of(error)
         reason = to_error(error, self._route.server, has_begun=self.has_begun, tokens_received=tokens_received)
+        if failure is Failure.DUPLICATE and self._num_late:
+            # It was us: nobody else uses the request's id.
+            reason = UnavailableError(str(reason), tokens_received)
         pause_s = self._pause_s(failure, reason)
         if pause_s is None:
             raise reason from error
@@ -129,7 +133,11 @@ class Attempts:
         if not self._is_curable(failure):
             return None
         self._route.was_reached = True
-        self.may_be_live |= failure is Failure.LOST
+        if failure is Failure.LOST:
+            self.may_be_live = True
+            self._num_late += 1
+        elif failure is Failure.DUPLICATE:
+            self._num_late -= 1
 
         patience_s = self._patience_s(failure)
         if isinstance(reason, OverloadedError):
@@ -143,8 +151,12 @@ class Attempts:
         match failure:
             case Failure.REFUSED:
                 return self._route.was_reached
-            case Failure.LOST | Failure.UNAVAILABLE | Failure.SLOW_READER:
+            case Failure.LOST | Failure.UNAVAILABLE | Failure.DRAINING | Failure.SLOW_READER:
                 return True
+            case Failure.DUPLICATE:
+                # A call of ours that was lost can reach its server late, and takes the place of the one after it, once.
+                # More often than that it was somebody else, with whom we do not fight over the request.
+                return self._num_late > 0
             case Failure.OVERLOADED:
                 return self.has_begun
             case Failure.FINAL:
@@ -154,7 +166,8 @@ class Attempts:
         """How much longer to go on trying."""
         now = self._route.clock()
         if self._lost_at is None:
-            # A server that says so has waited for a runner itself; without this, its wait and ours would add up.
+            # A server that says so has waited for a runner itself; without this, its wait and ours would add up. One
+            # that drains has ended what went well.
             self._lost_at = self._quiet_since if failure is Failure.UNAVAILABLE else now
         return self._lost_at + self._resume_for_s - now
 

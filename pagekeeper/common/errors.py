@@ -4,7 +4,8 @@ PagekeeperError
 ├── TryAgainError                 nothing is wrong with the request
 │   ├── OverloadedError           the queue is full                      RESOURCE_EXHAUSTED
 │   ├── SlowReaderError           the client does not read its stream    RESOURCE_EXHAUSTED
-│   ├── UnavailableError          draining, or no runner within the wait  UNAVAILABLE
+│   ├── UnavailableError          no runner within the wait              UNAVAILABLE
+│   │   └── DrainingError         this server ends, another may serve    UNAVAILABLE
 │   ├── DeadlineError             the answer took longer than allowed    DEADLINE_EXCEEDED
 │   └── CannotConnectError        raised by clients: nobody answers      (none)
 ├── RequestError                  the client fixes the request
@@ -51,6 +52,10 @@ class UnavailableError(TryAgainError):
     def __init__(self, message: str, tokens_emitted: int = 0) -> None:
         super().__init__(message)
         self.tokens_emitted = tokens_emitted
+
+
+class DrainingError(UnavailableError):
+    """This server ends. Another can serve this now, or the one that comes after it. Raised by servers alone."""
 
 
 class CannotConnectError(TryAgainError):

@@ -14,6 +14,7 @@ from grpc_status import rpc_status
 
 from pagekeeper.common.errors import (
     DeadlineError,
+    DrainingError,
     DuplicateRequestError,
     InvalidRequestError,
     OverloadedError,
@@ -64,7 +65,8 @@ def to_status(error: Exception) -> status_pb2.Status:
         case SlowReaderError():
             return _status(error, code_pb2.RESOURCE_EXHAUSTED, _info("SLOW_READER"))
         case UnavailableError():
-            info = _info("UNAVAILABLE", tokens_emitted=str(error.tokens_emitted))
+            reason = "DRAINING" if isinstance(error, DrainingError) else "UNAVAILABLE"
+            info = _info(reason, tokens_emitted=str(error.tokens_emitted))
             return _status(error, code_pb2.UNAVAILABLE, info)
         case DeadlineError():
             return _status(error, code_pb2.DEADLINE_EXCEEDED, _info("DEADLINE"))

@@ -24,12 +24,13 @@ _RETRY = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(nanos=100
 ENDS = {
     "lost": failure(CODE.UNAVAILABLE, "Stream removed (Socket closed)"),
     "reset": failure(CODE.CANCELLED, "RST_STREAM with error code 8"),
-    "draining": failure(CODE.UNAVAILABLE, "shutting down", error_details_pb2.ErrorInfo(reason="UNAVAILABLE")),
+    "unavailable": failure(CODE.UNAVAILABLE, "no runner", error_details_pb2.ErrorInfo(reason="UNAVAILABLE")),
+    "draining": failure(CODE.UNAVAILABLE, "shutting down", error_details_pb2.ErrorInfo(reason="DRAINING")),
     "slow reader": failure(CODE.RESOURCE_EXHAUSTED, "too slow", error_details_pb2.ErrorInfo(reason="SLOW_READER")),
     "overloaded": failure(CODE.RESOURCE_EXHAUSTED, "full", error_details_pb2.ErrorInfo(reason="OVERLOADED"), _RETRY),
     "taken over": failure(CODE.ALREADY_EXISTS, "taken over"),
 }
-CURABLE_ENDS = ("lost", "reset", "draining", "slow reader")
+CURABLE_ENDS = ("lost", "reset", "unavailable", "draining", "slow reader")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from pagekeeper import Candidate, PagekeeperError, SlowReaderError
+from pagekeeper import Candidate, PagekeeperError, SlowReaderError, UnavailableError
 from pagekeeper.common.sockets import RuntimeDir
+from pagekeeper.v1.generate_pb2 import GenerateRequest, Resume, TokenIds
 from tests.fakes.cutting_proxy import CuttingProxy
 from tests.fakes.gateway import GatewayClient, running_gateway, until
 from tests.fakes.runner import FakeRunner, Script
@@ -101,6 +102,31 @@ async def test_a_lost_stream_that_still_waits_at_the_gateway_is_taken_over(
         await client.close()
 
 
+async def test_a_lost_call_that_comes_late_and_takes_over_is_taken_over_in_turn(
+    gateway: GatewayClient, runner: FakeRunner, kind: str
+) -> None:
+    runner.script.pauses_at = 5
+    retries: list[PagekeeperError] = []
+    async with CuttingProxy(gateway.gateway.address, leaves_server=True) as proxy:
+        client: Adapter = ADAPTERS[kind](proxy.address, on_retry=retries.append)
+        answer = client.generate(PROMPT, seed=2, max_tokens=20, request_id="mine")
+        reading = asyncio.create_task(client.collect(answer))
+        await until(lambda: runner.live)
+        await proxy.cut()
+        await until(lambda: len(runner.submits) == 2)
+        # As if the gateway had read the broken connection only now, with a call on it that had resumed.
+        late = gateway.stub.Generate(
+            GenerateRequest(token_ids=TokenIds(token_ids=PROMPT), request_id="mine", resume=Resume(seed=2))
+        )
+        await until(lambda: len(runner.submits) == 4)
+        assert [type(error) for error in retries] == [UnavailableError] * 2
+        runner.script.pauses_at = None
+        (candidate,) = await reading
+        assert len(candidate.token_ids) == 20
+        late.cancel()
+        await client.close()
+
+
 async def test_leaving_an_answer_that_has_gone_on_ends_it_at_the_runner(
     gateway: GatewayClient, runner: FakeRunner, kind: str
 ) -> None:
@@ -163,4 +189,24 @@ async def test_a_gateway_that_drains_hands_its_answers_to_another(
         assert await client.text(client.generate(PROMPT, max_tokens=len(SPOKEN))) == WORDS * 3
         assert await client.text(answer) == WORDS * 3
         await first.serving
+        await client.close()
+
+
+async def test_an_answer_that_was_silent_for_longer_than_its_client_waits_leaves_a_gateway_that_drains(
+    runtime_dir: Path, tmp_path: Path, runner: FakeRunner, kind: str
+) -> None:
+    model = write_model_directory(tmp_path / "tiny")
+    async with running_gateway(runtime_dir, model) as first, running_gateway(runtime_dir, model) as second:
+        await first.until_serving()
+        await second.until_serving()
+        client: Adapter = ADAPTERS[kind](f"{first.gateway.address},{second.gateway.address}", resume_for_s=30)
+        runner.script.is_paused = True
+        answer = client.generate(PROMPT, max_tokens=len(SPOKEN))
+        reading = asyncio.create_task(client.text(answer))
+        await until(lambda: runner.live)
+        answer._attempts._quiet_since -= 3600
+        first.stop.set()
+        await until(lambda: len(runner.submits) == 2)
+        runner.script.is_paused = False
+        assert await reading == WORDS * 3
         await client.close()

@@ -126,6 +126,7 @@ async def test_a_drain_ends_the_wait_for_a_first_runner(runtime_dir: Path, model
         client.stop.set()
         code, status = await call
         assert (code, status.message) == (grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+        assert error_info(status).reason == "DRAINING"
         await client.serving
 
 
@@ -224,6 +225,7 @@ async def test_a_drain_finishes_what_is_live_and_refuses_what_is_new(
         await client.until_serving(False)
         code, status = await failure(client.stub.Generate(prompt_request(PROMPT)))
         assert (code, status.message) == (grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+        assert error_info(status).reason == "DRAINING"
         assert (await call).token_ids == answer_of(1, PROMPT, 50)
         await client.serving
 
@@ -238,7 +240,8 @@ async def test_a_drain_ends_what_outlives_the_grace(runtime_dir: Path, model: Pa
         await until(lambda: runner.live)
         client.stop.set()
         code, status = await failure(call)
-        assert (code, error_info(status).metadata["tokens_emitted"]) == (grpc.StatusCode.UNAVAILABLE, "0")
+        info = error_info(status)
+        assert (code, info.reason, info.metadata["tokens_emitted"]) == (grpc.StatusCode.UNAVAILABLE, "DRAINING", "0")
         await client.serving
         await until(lambda: not runner.live)
 

@@ -37,7 +37,9 @@ def overloaded(retry_after_s: int) -> FailedCall:
 
 REFUSED = failed(CODE.UNAVAILABLE, "failed to connect to all addresses; last error: Connection refused")
 LOST = failed(CODE.UNAVAILABLE, "Stream removed (Socket closed)")
-DRAINING = failed(CODE.UNAVAILABLE, "the server is shutting down", info("UNAVAILABLE"))
+UNAVAILABLE = failed(CODE.UNAVAILABLE, "no runner was ready", info("UNAVAILABLE"))
+DRAINING = failed(CODE.UNAVAILABLE, "the server is shutting down", info("DRAINING"))
+DUPLICATE = failed(CODE.ALREADY_EXISTS, "taken over", info("DUPLICATE_REQUEST"))
 SLOW_READER = failed(CODE.RESOURCE_EXHAUSTED, "too slow", info("SLOW_READER"))
 
 
@@ -107,12 +109,58 @@ def test_each_message_gives_the_whole_time_again() -> None:
 
 def test_a_wait_for_a_runner_at_the_server_counts() -> None:
     call = Call(resume_for_s=60.0)
-    with pytest.raises(UnavailableError, match="shutting down"):
-        call.fails(DRAINING, after_s=60.0)
+    with pytest.raises(UnavailableError, match="no runner"):
+        call.fails(UNAVAILABLE, after_s=60.0)
     call = Call(resume_for_s=60.0)
-    call.fails(DRAINING, after_s=59.0)
+    call.fails(UNAVAILABLE, after_s=59.0)
+    with pytest.raises(UnavailableError, match="no runner"):
+        call.fails(UNAVAILABLE, after_s=1.0)
+
+
+def test_a_server_that_drains_after_a_long_silence_is_left_at_once() -> None:
+    call = Call("a,b", resume_for_s=60.0)
+    call.attempts.make_progress()
+    assert (call.fails(DRAINING, after_s=1000.0), call.goes_to()) == (0.0, "b")
+    call = Call(resume_for_s=60.0)
+    assert call.fails(DRAINING, after_s=1000.0) == 0.05
+    drained_at = call.now - 0.05
+    with pytest.raises(CannotConnectError):
+        call.fails_again_and_again(REFUSED)
+    assert call.now == pytest.approx(drained_at + 60.0)
+
+
+def test_a_server_that_drains_is_left_for_no_other_if_nothing_is_to_be_resumed() -> None:
     with pytest.raises(UnavailableError, match="shutting down"):
-        call.fails(DRAINING, after_s=1.0)
+        Call("a,b", resume_for_s=0).fails(DRAINING)
+
+
+def test_each_lost_call_may_come_late_and_take_the_place_of_its_successor_once() -> None:
+    call = Call("a,b")
+    for _ in range(2):
+        call.fails(LOST)
+    assert [call.fails(DUPLICATE), call.goes_to(), call.fails(DUPLICATE)] == [0.05, "a", 0.1]
+    assert [type(error) for error in call.retries[2:]] == [UnavailableError] * 2
+    assert call.attempts.may_be_live
+    with pytest.raises(DuplicateRequestError):
+        call.fails(DUPLICATE)
+
+
+def test_a_late_call_is_not_waited_out_for_longer_than_a_lost_connection() -> None:
+    call = Call(resume_for_s=3.0)
+    call.attempts.make_progress()
+    call.fails(LOST)
+    with pytest.raises(UnavailableError, match="taken over") as caught:
+        call.fails(DUPLICATE, after_s=3.0)
+    assert caught.value.tokens_emitted == 7
+
+
+@pytest.mark.parametrize("earlier", [REFUSED, UNAVAILABLE, DRAINING, SLOW_READER])
+def test_a_call_whose_end_was_told_does_not_come_late(earlier: FailedCall) -> None:
+    call = Call()
+    call.attempts.make_progress()
+    call.fails(earlier)
+    with pytest.raises(DuplicateRequestError):
+        call.fails(DUPLICATE)
 
 
 def test_a_server_that_was_never_reached_is_not_waited_for() -> None:
@@ -187,7 +235,7 @@ def test_a_slow_reader_goes_on_where_it_was() -> None:
     ("error", "expected"),
     [
         (failed(CODE.INVALID_ARGUMENT, "x"), InvalidRequestError),
-        (failed(CODE.ALREADY_EXISTS, "taken over", info("DUPLICATE_REQUEST")), DuplicateRequestError),
+        (DUPLICATE, DuplicateRequestError),
         (failed(CODE.DEADLINE_EXCEEDED, "x", info("DEADLINE")), DeadlineError),
         (failed(CODE.RESOURCE_EXHAUSTED, "full"), OverloadedError),
         (failed(CODE.UNIMPLEMENTED, "x"), CannotConnectError),
@@ -208,7 +256,8 @@ def test_what_would_fail_again_is_not_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("error", "may_be_live"), [(LOST, True), (failed(CODE.CANCELLED, "by a proxy"), True), (DRAINING, False)]
+    ("error", "may_be_live"),
+    [(LOST, True), (failed(CODE.CANCELLED, "by a proxy"), True), (UNAVAILABLE, False), (DRAINING, False)],
 )
 def test_only_a_server_that_was_lost_may_still_be_at_work(error: FailedCall, may_be_live: bool) -> None:
     call = Call()

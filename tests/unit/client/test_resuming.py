@@ -173,6 +173,13 @@ async def test_who_was_taken_over_does_not_take_over_in_turn(kind: str) -> None:
         await answer_to(kind, ScriptedGateway(TWO, [Cut(1, "taken over")]), n=2)
 
 
+async def test_who_was_taken_over_by_a_late_call_of_its_own_goes_on(kind: str) -> None:
+    answer, deltas = await answer_to(kind, ScriptedGateway(TWO, [Cut(1), Cut(1, "taken over")]), n=2)
+    check_whole(TWO, answer, deltas)
+    answer, deltas = await answer_to(kind, ScriptedGateway(TWO, [Cut(0), Cut(0, "taken over")]), n=2)
+    check_whole(TWO, answer, deltas)
+
+
 async def test_when_the_time_is_up_the_last_error_says_how_much_had_come(kind: str) -> None:
     gateway = ScriptedGateway(TWO, [Cut(2, "draining"), *[Cut(0)] * 10_000])
     with serving(gateway=gateway) as address:
