@@ -21,7 +21,7 @@ class ResolvedRequest:
         stop_token_ids: every token that ends an answer.
         bad_words: the token sequences that must not occur.
         priority: lower is served earlier.
-        is_resumed: the client has tokens of the answer, and with them its first message.
+        is_resumed: the client has tokens of the answer, or an end, and with them its first message.
     """
 
     request_id: str

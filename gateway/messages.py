@@ -1,6 +1,6 @@
 """What runners say of one request, as the messages that its client gets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.finish_reason import FinishReason
@@ -63,16 +63,20 @@ class Messages:
         self.open = set(range(sampling.n))
         self.num_emitted = 0
 
-    def begin(self, resumed: Mapping[int, Sequence[int]]) -> Generation:
+    def begin(self, resumed: Mapping[int, Sequence[int]], ended: Collection[int] = ()) -> Generation:
         """The generation whose messages these are. To be called once, first.
 
         Args:
             resumed: by candidate, the tokens that the client has; what it has of the text was sent with them.
+            ended: the candidates that the client has to their end; nothing more is said of them.
         """
         rebuilt = {index: self._resume(index, token_ids) for index, token_ids in resumed.items()}
         generation = Generation(self._request, {index: kept for index, (kept, _) in rebuilt.items()})
         for index, (_, finish_reason) in rebuilt.items():
-            if finish_reason:
+            if index in ended:
+                self.open.remove(index)
+                generation.stream.close(index)
+            elif finish_reason:
                 generation.end_resumed(index, finish_reason)
         return generation
 

@@ -65,7 +65,7 @@ class Resolver:
             stop_token_ids=stop_token_ids,
             bad_words=bad_words,
             priority=valid.priority,
-            is_resumed=any((valid.resumed or {}).values()),
+            is_resumed=bool(valid.ended) or any((valid.resumed or {}).values()),
         )
         return valid, resolved
 

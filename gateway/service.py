@@ -70,7 +70,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
             messages = await self._resolver.messages(valid, resolved)
         structlog.contextvars.bind_contextvars(request_id=resolved.request_id, tenant=resolved.tenant)
 
-        generation = messages.begin(valid.resumed or {})
+        generation = messages.begin(valid.resumed or {}, valid.ended)
         live = LiveRequest(generation)
         context.add_done_callback(lambda _: live.release.close())  # type: ignore[arg-type]  # the stub names no protocol
         try:
@@ -79,12 +79,10 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
             self._intake.enter(live, takes_over=valid.resumed is not None)
             self._end_at(deadline, live)
 
-            while True:
+            while messages.open:
                 for index in messages.add(await _next(generation.stream, messages.num_emitted)):
                     self._runners.cancel_candidate(generation, index)
-                if not messages.open:
-                    break
-                if valid.stream:
+                if messages.open and valid.stream:
                     yield messages.take()
                     failpoint("gateway.after_emit")
                     await self._let_tokens_gather()

@@ -48,6 +48,7 @@ class ValidRequest:
         input_field: which member of `input` holds the prompt.
         branch: the tokens of an earlier answer that follow the prompt; None: the request does not branch.
         resumed: by candidate, the tokens that the client has, which may be none; None: the request does not resume.
+        ended: the candidates of which that is all, as the client knows.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class ValidRequest:
     priority: int
     branch: list[int] | None
     resumed: dict[int, list[int]] | None
+    ended: frozenset[int]
 
 
 def check_parameters(
@@ -124,6 +126,8 @@ def validate(
         priority=request.priority,
         branch=list(request.branch.token_ids) if request.HasField("branch") else None,
         resumed=_resumed(found, request.resume, sampling, limits) if request.HasField("resume") else None,
+        # Whatever the reason: one that a newer server has given is an end as well.
+        ended=frozenset(candidate.index for candidate in request.resume.candidates if candidate.finish_reason),
     )
     is_seen = valid.stream or not request.sampling.beam_search.intermediate
     found.unless(is_seen, "sampling.beam_search.intermediate", "needs stream")
@@ -265,5 +269,7 @@ def _resumed(
         found.unless_token_ids(f"{field}.token_ids", candidate.token_ids, limits.vocab_size)
         is_search = sampling.beam_search is not None
         found.unless(not (is_search and candidate.token_ids), f"{field}.token_ids", "a beam search starts again")
+        is_ended = is_search and bool(candidate.finish_reason)
+        found.unless(not is_ended, f"{field}.finish_reason", "a beam search starts again")
         resumed[candidate.index] = list(candidate.token_ids)
     return resumed

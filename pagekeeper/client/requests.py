@@ -14,6 +14,11 @@ _EARLY_STOPPING = {
     True: types_pb2.EARLY_STOPPING_TRUE,
     "never": types_pb2.EARLY_STOPPING_NEVER,
 }
+FINISH_REASONS = {"stop": types_pb2.FINISH_REASON_STOP, "length": types_pb2.FINISH_REASON_LENGTH}
+"""As they go over the wire."""
+
+UNKNOWN_FINISH_REASON = "other"
+"""A newer server may know more; the candidate has ended all the same."""
 
 
 def generate_request(
@@ -159,6 +164,17 @@ def _set_resume(message: generate_pb2.Resume, resume: Resume) -> None:
     for index, token_ids in enumerate(resume.token_ids):
         with _fitting(f"resume.candidates[{index}].token_ids"):
             message.candidates.add(index=index, token_ids=token_ids)
+    for candidate, reason in zip(message.candidates, resume.finish_reasons, strict=False):
+        with _fitting(f"resume.candidates[{candidate.index}].finish_reason"):
+            candidate.finish_reason = _finish_reason(reason)
+
+
+def _finish_reason(reason: str | None) -> "types_pb2.FinishReason.ValueType":
+    if reason is None or reason == UNKNOWN_FINISH_REASON:
+        return types_pb2.FINISH_REASON_UNSPECIFIED
+    if reason not in FINISH_REASONS:
+        raise ValueError(f"{reason!r}; there are {', '.join(FINISH_REASONS)}")
+    return FINISH_REASONS[reason]
 
 
 @contextlib.contextmanager

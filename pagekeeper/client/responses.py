@@ -9,7 +9,7 @@ from typing import Protocol
 from grpc_health.v1 import health_pb2
 
 from pagekeeper.client.attempts import Attempts
-from pagekeeper.client.requests import branch_request, resuming_request
+from pagekeeper.client.requests import FINISH_REASONS, UNKNOWN_FINISH_REASON, branch_request, resuming_request
 from pagekeeper.client.values import (
     Beam,
     Candidate,
@@ -24,14 +24,7 @@ from pagekeeper.client.values import (
 from pagekeeper.common.errors import BugError, PagekeeperError
 from pagekeeper.v1 import generate_pb2, types_pb2
 
-_FINISH_REASONS: dict[int, str | None] = {
-    types_pb2.FINISH_REASON_UNSPECIFIED: None,
-    types_pb2.FINISH_REASON_STOP: "stop",
-    types_pb2.FINISH_REASON_LENGTH: "length",
-}
-# A newer server may know more; the candidate has ended all the same.
-_UNKNOWN_FINISH_REASON = "other"
-
+_NAMES: dict[int, str] = {value: name for name, value in FINISH_REASONS.items()}
 
 CLOSED = "the client was closed while a call was running on it"
 
@@ -70,7 +63,11 @@ class BaseAnswer:
         self._resumed = {candidate.index: list(candidate.token_ids) for candidate in request.resume.candidates}
         self.request_id = request.request_id
         self.seed: int | None = request.resume.seed if request.HasField("resume") else None
-        self.candidates: dict[int, Candidate] = {}
+        self.candidates = {
+            candidate.index: Candidate(candidate.index, finish_reason=_finish_reason(candidate.finish_reason))
+            for candidate in request.resume.candidates
+            if candidate.finish_reason
+        }
         self.prompt: GivenPrompt | None = None
         self.branch_text = ""
         self.beams: list[Beam] = []
@@ -78,13 +75,21 @@ class BaseAnswer:
 
     @property
     def received(self) -> Resume | None:
-        """What `generate` needs as `resume` to go on after this answer, what it resumed included; None: nothing yet."""
+        """What `generate` needs as `resume` to go on after this answer, what it resumed included; None: nothing yet.
+
+        Candidates that have ended are said to have, and no more comes of them; not after the whole answer, since all
+        that is left then is to go on beyond its end, with more `max_tokens` for example.
+        """
         if self.seed is None:
             return None
         if self._request.sampling.HasField("beam_search"):
             return Resume(self.seed, [])  # it starts again
         count = max([*self._resumed, *self.candidates], default=-1) + 1
-        return Resume(self.seed, [self._token_ids(index) for index in range(count)])
+        return Resume(
+            self.seed,
+            [self._token_ids(index) for index in range(count)],
+            [self._finish_reason(index) for index in range(count)] if self.usage is None else [],
+        )
 
     def close(self) -> None:
         """End the request, if it runs, and every loop over the answer."""
@@ -98,6 +103,9 @@ class BaseAnswer:
     def _token_ids(self, index: int) -> list[int]:
         new = self.candidates[index].token_ids if index in self.candidates else []
         return [*self._resumed.get(index, []), *new]
+
+    def _finish_reason(self, index: int) -> str | None:
+        return self.candidates[index].finish_reason if index in self.candidates else None
 
     @contextlib.contextmanager
     def _final_failures(self) -> Iterator[None]:
@@ -137,7 +145,7 @@ class BaseAnswer:
     def _take_delta(self, delta: Delta) -> None:
         candidate = self.candidates.setdefault(delta.index, Candidate(delta.index))
         if candidate.finish_reason is not None:
-            # A server to which the request was sent again does not know that this candidate had ended.
+            # An older server to which the request was sent again does not know that this candidate had ended.
             return
         position = len(self._resumed.get(delta.index, ())) + len(candidate.token_ids)
         if delta.token_ids and delta.position != position:
@@ -189,17 +197,20 @@ def is_serving(response: health_pb2.HealthCheckResponse) -> bool:
 
 
 def _delta(message: generate_pb2.CandidateDelta) -> Delta:
-    finish_reason = _FINISH_REASONS.get(message.finish_reason, _UNKNOWN_FINISH_REASON)
     return Delta(
         index=message.index,
         position=message.position,
         token_ids=list(message.token_ids),
         text=message.text,
-        finish_reason=finish_reason,
+        finish_reason=_finish_reason(message.finish_reason),
         logprobs=_logprobs(message.logprobs),
         cumulative_logprob=message.cumulative_logprob if message.HasField("cumulative_logprob") else None,
         score=message.score if message.HasField("score") else None,
     )
+
+
+def _finish_reason(value: int) -> str | None:
+    return _NAMES.get(value, UNKNOWN_FINISH_REASON) if value else None
 
 
 def _logprobs(messages: Sequence[types_pb2.TokenLogprobs]) -> list[TokenLogprobs]:

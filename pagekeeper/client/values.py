@@ -73,10 +73,13 @@ class Resume:
     Attributes:
         seed: the one that the earlier answer reported.
         token_ids: received so far, a list for each candidate.
+        finish_reasons: of each candidate, None where it has not ended; shorter than `token_ids`: nor have the others.
+            Nothing more comes of one that has.
     """
 
     seed: int
     token_ids: Sequence[Sequence[int]]
+    finish_reasons: Sequence[str | None] = ()
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Delta:
 
 @dataclass
 class Candidate:
-    """One candidate, as far as it has come; what `resume` said of it is not repeated."""
+    """One candidate, as far as it has come; of what `resume` said of it, only its end is repeated."""
 
     index: int
     text: str = ""

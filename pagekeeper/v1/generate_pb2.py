@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pagekeeper.v1 import types_pb2 as pagekeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpagekeeper/v1/generate.proto\x12\rpagekeeper.v1\x1a\x19pagekeeper/v1/types.proto\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"<\n\x0c\x43hatMessages\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.pagekeeper.v1.ChatMessage\"z\n\x06Resume\x12\x33\n\ncandidates\x18\x01 \x03(\x0b\x32\x1f.pagekeeper.v1.Resume.Candidate\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x1a-\n\tCandidate\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\"/\n\x06\x42ranch\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\xd9\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1b.pagekeeper.v1.ChatMessagesH\x00\x12,\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x17.pagekeeper.v1.TokenIdsH\x00\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.pagekeeper.v1.SamplingParams\x12\x13\n\x06stream\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12%\n\x06resume\x18\t \x01(\x0b\x32\x15.pagekeeper.v1.Resume\x12%\n\x06\x62ranch\x18\n \x01(\x0b\x32\x15.pagekeeper.v1.BranchB\x07\n\x05inputB\t\n\x07_stream\"\x8c\x02\n\x0e\x43\x61ndidateDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.pagekeeper.v1.FinishReason\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.pagekeeper.v1.TokenLogprobs\x12\x1f\n\x12\x63umulative_logprob\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05score\x18\x08 \x01(\x01H\x01\x88\x01\x01\x42\x15\n\x13_cumulative_logprobB\x08\n\x06_score\"Y\n\x06Prompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12.\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1c.pagekeeper.v1.TokenLogprobs\"6\n\x04\x42\x65\x61m\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05score\x18\x03 \x01(\x01\"\x8b\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x1d.pagekeeper.v1.CandidateDelta\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12#\n\x05usage\x18\x04 \x01(\x0b\x32\x14.pagekeeper.v1.Usage\x12%\n\x06prompt\x18\x05 \x01(\x0b\x32\x15.pagekeeper.v1.Prompt\x12\x18\n\x0b\x62ranch_text\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\"\n\x05\x62\x65\x61ms\x18\x07 \x03(\x0b\x32\x13.pagekeeper.v1.BeamB\x07\n\x05_seedB\x0e\n\x0c_branch_text\"f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.pagekeeper.v1.ChatMessagesH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"I\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1a\n\x12max_context_length\x18\x03 \x01(\r\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.pagekeeper.v1.ModelInfo2\xd3\x02\n\x0fGenerateService\x12M\n\x08Generate\x12\x1e.pagekeeper.v1.GenerateRequest\x1a\x1f.pagekeeper.v1.GenerateResponse0\x01\x12K\n\x08Tokenize\x12\x1e.pagekeeper.v1.TokenizeRequest\x1a\x1f.pagekeeper.v1.TokenizeResponse\x12Q\n\nDetokenize\x12 .pagekeeper.v1.DetokenizeRequest\x1a!.pagekeeper.v1.DetokenizeResponse\x12Q\n\nListModels\x12 .pagekeeper.v1.ListModelsRequest\x1a!.pagekeeper.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpagekeeper/v1/generate.proto\x12\rpagekeeper.v1\x1a\x19pagekeeper/v1/types.proto\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"<\n\x0c\x43hatMessages\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.pagekeeper.v1.ChatMessage\"\xae\x01\n\x06Resume\x12\x33\n\ncandidates\x18\x01 \x03(\x0b\x32\x1f.pagekeeper.v1.Resume.Candidate\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x1a\x61\n\tCandidate\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12\x32\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1b.pagekeeper.v1.FinishReason\"/\n\x06\x42ranch\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\xd9\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1b.pagekeeper.v1.ChatMessagesH\x00\x12,\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x17.pagekeeper.v1.TokenIdsH\x00\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.pagekeeper.v1.SamplingParams\x12\x13\n\x06stream\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12%\n\x06resume\x18\t \x01(\x0b\x32\x15.pagekeeper.v1.Resume\x12%\n\x06\x62ranch\x18\n \x01(\x0b\x32\x15.pagekeeper.v1.BranchB\x07\n\x05inputB\t\n\x07_stream\"\x8c\x02\n\x0e\x43\x61ndidateDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.pagekeeper.v1.FinishReason\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.pagekeeper.v1.TokenLogprobs\x12\x1f\n\x12\x63umulative_logprob\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05score\x18\x08 \x01(\x01H\x01\x88\x01\x01\x42\x15\n\x13_cumulative_logprobB\x08\n\x06_score\"Y\n\x06Prompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12.\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1c.pagekeeper.v1.TokenLogprobs\"6\n\x04\x42\x65\x61m\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05score\x18\x03 \x01(\x01\"\x8b\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x1d.pagekeeper.v1.CandidateDelta\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12#\n\x05usage\x18\x04 \x01(\x0b\x32\x14.pagekeeper.v1.Usage\x12%\n\x06prompt\x18\x05 \x01(\x0b\x32\x15.pagekeeper.v1.Prompt\x12\x18\n\x0b\x62ranch_text\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\"\n\x05\x62\x65\x61ms\x18\x07 \x03(\x0b\x32\x13.pagekeeper.v1.BeamB\x07\n\x05_seedB\x0e\n\x0c_branch_text\"f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.pagekeeper.v1.ChatMessagesH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"I\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1a\n\x12max_context_length\x18\x03 \x01(\r\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.pagekeeper.v1.ModelInfo2\xd3\x02\n\x0fGenerateService\x12M\n\x08Generate\x12\x1e.pagekeeper.v1.GenerateRequest\x1a\x1f.pagekeeper.v1.GenerateResponse0\x01\x12K\n\x08Tokenize\x12\x1e.pagekeeper.v1.TokenizeRequest\x1a\x1f.pagekeeper.v1.TokenizeResponse\x12Q\n\nDetokenize\x12 .pagekeeper.v1.DetokenizeRequest\x1a!.pagekeeper.v1.DetokenizeResponse\x12Q\n\nListModels\x12 .pagekeeper.v1.ListModelsRequest\x1a!.pagekeeper.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,36 +38,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_end=149
   _globals['_CHATMESSAGES']._serialized_start=151
   _globals['_CHATMESSAGES']._serialized_end=211
-  _globals['_RESUME']._serialized_start=213
-  _globals['_RESUME']._serialized_end=335
-  _globals['_RESUME_CANDIDATE']._serialized_start=290
-  _globals['_RESUME_CANDIDATE']._serialized_end=335
-  _globals['_BRANCH']._serialized_start=337
-  _globals['_BRANCH']._serialized_end=384
-  _globals['_GENERATEREQUEST']._serialized_start=387
-  _globals['_GENERATEREQUEST']._serialized_end=732
-  _globals['_CANDIDATEDELTA']._serialized_start=735
-  _globals['_CANDIDATEDELTA']._serialized_end=1003
-  _globals['_PROMPT']._serialized_start=1005
-  _globals['_PROMPT']._serialized_end=1094
-  _globals['_BEAM']._serialized_start=1096
-  _globals['_BEAM']._serialized_end=1150
-  _globals['_GENERATERESPONSE']._serialized_start=1153
-  _globals['_GENERATERESPONSE']._serialized_end=1420
-  _globals['_TOKENIZEREQUEST']._serialized_start=1422
-  _globals['_TOKENIZEREQUEST']._serialized_end=1524
-  _globals['_TOKENIZERESPONSE']._serialized_start=1526
-  _globals['_TOKENIZERESPONSE']._serialized_end=1563
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1565
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1618
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1620
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1654
-  _globals['_LISTMODELSREQUEST']._serialized_start=1656
-  _globals['_LISTMODELSREQUEST']._serialized_end=1675
-  _globals['_MODELINFO']._serialized_start=1677
-  _globals['_MODELINFO']._serialized_end=1750
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1752
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1814
-  _globals['_GENERATESERVICE']._serialized_start=1817
-  _globals['_GENERATESERVICE']._serialized_end=2156
+  _globals['_RESUME']._serialized_start=214
+  _globals['_RESUME']._serialized_end=388
+  _globals['_RESUME_CANDIDATE']._serialized_start=291
+  _globals['_RESUME_CANDIDATE']._serialized_end=388
+  _globals['_BRANCH']._serialized_start=390
+  _globals['_BRANCH']._serialized_end=437
+  _globals['_GENERATEREQUEST']._serialized_start=440
+  _globals['_GENERATEREQUEST']._serialized_end=785
+  _globals['_CANDIDATEDELTA']._serialized_start=788
+  _globals['_CANDIDATEDELTA']._serialized_end=1056
+  _globals['_PROMPT']._serialized_start=1058
+  _globals['_PROMPT']._serialized_end=1147
+  _globals['_BEAM']._serialized_start=1149
+  _globals['_BEAM']._serialized_end=1203
+  _globals['_GENERATERESPONSE']._serialized_start=1206
+  _globals['_GENERATERESPONSE']._serialized_end=1473
+  _globals['_TOKENIZEREQUEST']._serialized_start=1475
+  _globals['_TOKENIZEREQUEST']._serialized_end=1577
+  _globals['_TOKENIZERESPONSE']._serialized_start=1579
+  _globals['_TOKENIZERESPONSE']._serialized_end=1616
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1618
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1671
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1673
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1707
+  _globals['_LISTMODELSREQUEST']._serialized_start=1709
+  _globals['_LISTMODELSREQUEST']._serialized_end=1728
+  _globals['_MODELINFO']._serialized_start=1730
+  _globals['_MODELINFO']._serialized_end=1803
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1805
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1867
+  _globals['_GENERATESERVICE']._serialized_start=1870
+  _globals['_GENERATESERVICE']._serialized_end=2209
 # @@protoc_insertion_point(module_scope)

@@ -96,7 +96,10 @@ class Resume(_message.Message):
 
         INDEX_FIELD_NUMBER: _builtins.int
         TOKEN_IDS_FIELD_NUMBER: _builtins.int
+        FINISH_REASON_FIELD_NUMBER: _builtins.int
         index: _builtins.int
+        finish_reason: _types_pb2.FinishReason.ValueType
+        """Why the candidate has ended, as the earlier stream said: token_ids are all of it, and nothing more comes of it."""
         @_builtins.property
         def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
         def __init__(
@@ -104,10 +107,11 @@ class Resume(_message.Message):
             *,
             index: _builtins.int = ...,
             token_ids: _abc.Iterable[_builtins.int] | None = ...,
+            finish_reason: _types_pb2.FinishReason.ValueType = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "token_ids", b"token_ids"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "token_ids", b"token_ids"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,8 +361,8 @@ class GenerateResponse(_message.Message):
     seed: _builtins.int
     """In the first message only."""
     branch_text: _builtins.str
-    """In the first message only, of a branch, unless the request resumes with tokens: the text of the branch's tokens. What the deltas bring continues it, also
-    in the middle of a word or a character.
+    """In the first message only, of a branch, unless the client has it already, as above: the text of the branch's tokens.
+    What the deltas bring continues it, also in the middle of a word or a character.
     """
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___CandidateDelta]: ...
@@ -368,7 +372,9 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt(self) -> Global___Prompt:
-        """In the first message only, with echo or prompt_logprobs, unless the request resumes with tokens: its client has it."""
+        """In the first message only, with echo or prompt_logprobs, unless the request resumes with tokens or with a candidate
+        that has ended: its client has it.
+        """
 
     @_builtins.property
     def beams(self) -> _containers.RepeatedCompositeFieldContainer[Global___Beam]:

@@ -55,7 +55,8 @@ class Story:
     Attributes:
         lengths: of each candidate, in tokens.
         stops: whether the candidate ends with an end-of-sequence token; else because it has all its tokens.
-        rambles: a candidate that had stopped, asked for again, goes on: rounding made its end another token.
+        rambles: an older gateway, which does not know that a candidate has ended. One that had stopped goes on when it
+            is asked for again: rounding made its end another token.
         usage_alone: in a message of its own, after the last tokens.
     """
 
@@ -114,7 +115,12 @@ class ScriptedGateway(generate_pb2_grpc.GenerateServiceServicer):
         for index, length in enumerate(lengths):
             if self.story.rambles and self.story.stops[index] and known.get(index) == length:
                 lengths[index] = length + 3
-        places = {index: known.get(index, 0) for index in range(len(lengths))}
+        ended = {candidate.index for candidate in request.resume.candidates if candidate.finish_reason}
+        places = {
+            index: known.get(index, 0) for index in range(len(lengths)) if self.story.rambles or index not in ended
+        }
+        usage = types_pb2.Usage(prompt_tokens=len(PROMPT), cached_tokens=2, completion_tokens=sum(lengths))
+        has_usage_alone = self.story.usage_alone or not places
         sums = dict.fromkeys(places, 0.0)
         while places:
             message = GenerateResponse()
@@ -127,11 +133,10 @@ class ScriptedGateway(generate_pb2_grpc.GenerateServiceServicer):
                     if request.sampling.HasField("logprobs"):
                         message.deltas[-1].cumulative_logprob = sums[index]
                     del places[index]
-            usage = types_pb2.Usage(prompt_tokens=len(PROMPT), cached_tokens=2, completion_tokens=sum(lengths))
-            if not places and not self.story.usage_alone:
+            if not places and not has_usage_alone:
                 message.usage.CopyFrom(usage)
             yield message
-        if self.story.usage_alone:
+        if has_usage_alone:
             yield GenerateResponse(usage=usage)
 
     def _delta(self, request: GenerateRequest, index: int, place: int, length: int) -> CandidateDelta:

@@ -129,7 +129,7 @@ async def test_candidates_come_with_their_logprobs_and_scores(client: Adapter) -
         assert candidate.cumulative_logprob == sum(token.logprob for token in candidate.logprobs)
     assert answer.prompt.token_ids == PROMPT
     assert [token and token.token_id for token in answer.prompt.logprobs] == [None, 6, 7]
-    assert answer.received == Resume(1, [candidate.token_ids for candidate in candidates])
+    assert answer.received == Resume(1, [candidate.token_ids for candidate in candidates], [])
     assert answer.usage == Usage(3, 16, 0, 0, 36)
 
 
@@ -324,7 +324,7 @@ async def test_a_program_that_resumes_by_itself_goes_on_at_the_next_gateway_afte
                 await client.collect(begun)
             received = begun.candidates[0]
             assert caught.value.tokens_emitted == len(received.token_ids) >= 5
-            assert begun.received == Resume(9, [received.token_ids])
+            assert begun.received == Resume(9, [received.token_ids], [None])
             # Nobody is there yet, and what was received is still known.
             failed = client.generate(PROMPT, request_id=begun.request_id, resume=begun.received)
             with pytest.raises(CannotConnectError):

@@ -247,6 +247,54 @@ async def test_a_beam_search_begins_again_and_brings_its_hypotheses_once(
     assert (await failure(call))[0] == grpc.StatusCode.ALREADY_EXISTS
 
 
+async def test_a_candidate_that_its_client_knows_to_have_ended_is_not_asked_for_again(
+    client: GatewayClient, runner: FakeRunner
+) -> None:
+    request = named(seed=1, n=3, max_tokens=12, logprobs=0, stop=["STOP"])
+    resumed = resuming(request, 1, SPOKEN[:4], answer_of(1, PROMPT, 5, 1), [])
+    resumed.resume.candidates[0].finish_reason = STOP
+    rest = await client.generate(resumed)
+    assert set(rest.candidates) == {1, 2}
+    assert rest.candidates[1].token_ids == answer_of(1, PROMPT, 12, 1)[5:]
+    assert rest.candidates[2].token_ids == answer_of(1, PROMPT, 12, 2)
+    assert [candidate.index for candidate in runner.submits[0].candidates] == [1, 2]
+    assert (rest.usage.resumed_tokens, rest.usage.completion_tokens) == (9, 28)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("reason", [STOP, LENGTH, 77])
+async def test_an_answer_whose_candidates_have_all_ended_brings_usage_at_once(
+    client: GatewayClient, runner: FakeRunner, streams: bool, reason: int
+) -> None:
+    request = named(n=2, echo=True, prompt_logprobs=0, max_tokens=50)
+    request.stream = streams
+    # The second one's first token has ended it.
+    resumed = resuming(request, 7, SPOKEN[:4], [])
+    for candidate in resumed.resume.candidates:
+        candidate.finish_reason = reason
+    answer = await client.generate(resumed)
+    assert (answer.num_messages, answer.candidates, answer.seed) == (1, {}, 7)
+    assert not answer.first.HasField("prompt")
+    assert (answer.usage.prompt_tokens, answer.usage.resumed_tokens, answer.usage.completion_tokens) == (3, 4, 4)
+    assert not runner.submits
+    assert client.admission() == (0, 0)
+    del resumed.resume.candidates[0]
+    assert not (await client.generate(resumed)).first.HasField("prompt")
+
+
+async def test_a_live_stream_whose_client_has_all_but_its_usage_is_taken_over(
+    client: GatewayClient, runner: FakeRunner
+) -> None:
+    runner.script.pauses_at = 5
+    older = client.stub.Generate(named(seed=1, max_tokens=20))
+    await until(lambda: runner.live)
+    resumed = resuming(named(max_tokens=20), 1, SPOKEN[:4])
+    resumed.resume.candidates[0].finish_reason = STOP
+    assert (await client.generate(resumed)).usage.completion_tokens == 4
+    assert (await failure(older))[0] == grpc.StatusCode.ALREADY_EXISTS
+    await until(lambda: not runner.live)
+
+
 async def test_candidates_that_have_ended_say_only_that_again(client: GatewayClient, runner: FakeRunner) -> None:
     ends = {0: 4, 1: 12}
 

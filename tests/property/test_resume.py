@@ -1,7 +1,7 @@
 """A stream that is cut anywhere and resumed: both parts together are the uncut stream, in tokens, text and the rest."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -58,14 +58,20 @@ class Answers:
 
 
 def stream(
-    tokenizer: TextTokenizer, answers: Answers, sizes: Iterable[int], resumed: Mapping[int, list[int]]
+    tokenizer: TextTokenizer,
+    answers: Answers,
+    sizes: Iterable[int],
+    resumed: Mapping[int, list[int]],
+    ended: Collection[int] = (),
 ) -> list[GenerateResponse]:
     """Every message of a stream; `sizes` says how many tokens each step brings, in turn for each candidate."""
     detokenizer = tokenizer.detokenizer()
     detokenizer.push(answers.branch)
     messages = Messages(answers.request, detokenizer, GenerateResponse())
-    generation = messages.begin(resumed)
+    generation = messages.begin(resumed, ended)
     steps, found = itertools.cycle(sizes), []
+    if not messages.open:
+        found.append(messages.take_last(generation))
     while messages.open:
         for candidate in sorted(generation.stream.open):
             make(generation, answers, candidate, next(steps))
@@ -140,7 +146,10 @@ def test_both_parts_of_a_cut_stream_are_the_uncut_one(tokenizer: TextTokenizer, 
         cut = data.draw(st.integers(0, len(messages) - 1))
         merge(parts, joined(messages[:cut], count, resumed))
     resumed = {index: part.token_ids for index, part in enumerate(parts) if part.token_ids or data.draw(st.booleans())}
-    messages = stream(tokenizer, answers, data.draw(sizes), resumed)
+    # A client may say what it knows to have ended, and does not hear of it again.
+    ended = {index for index, part in enumerate(parts) if part.last and index in resumed and data.draw(st.booleans())}
+    messages = stream(tokenizer, answers, data.draw(sizes), resumed, ended)
+    assert ended.isdisjoint(delta.index for message in messages for delta in message.deltas)
     merge(parts, joined(messages, count, resumed))
     for index, (part, expected) in enumerate(zip(parts, whole, strict=True)):
         assert part.last is not None

@@ -45,7 +45,7 @@ def test_candidates_grow_side_by_side_and_are_given_in_order() -> None:
     assert first_text(growing._in_order()) == "b"
     growing._take(response(0, [6], "a", index=0))
     assert growing._in_order() == [Candidate(0, "a", [6]), Candidate(1, "b", [5], "length")]
-    assert growing.received == Resume(1, [[6], [5]])
+    assert growing.received == Resume(1, [[6], [5]], [None, "length"])
 
 
 def test_logprobs_grow_with_the_tokens_and_their_sum_comes_with_the_end() -> None:
@@ -92,9 +92,9 @@ def test_a_reason_that_only_newer_servers_know_ends_the_candidate_all_the_same()
 def test_what_was_received_counts_what_was_resumed_and_nothing_is_known_before() -> None:
     assert answer().received is None
     growing = answer(Resume(seed=3, token_ids=[[1, 2], [4]]))
-    assert growing.received == Resume(3, [[1, 2], [4]])
+    assert growing.received == Resume(3, [[1, 2], [4]], [None, None])
     growing._take(response(2, [9], "c", seed=3))
-    assert growing.received == Resume(3, [[1, 2, 9], [4]])
+    assert growing.received == Resume(3, [[1, 2, 9], [4]], [None, None])
     assert growing.candidates == {0: Candidate(0, "c", [9])}
     assert growing._tokens_received() == 4
 
@@ -102,7 +102,30 @@ def test_what_was_received_counts_what_was_resumed_and_nothing_is_known_before()
 def test_tokens_of_a_later_candidate_alone_keep_their_place() -> None:
     growing = answer()
     growing._take(response(0, [5], "b", index=2, seed=1))
-    assert growing.received == Resume(1, [[], [], [5]])
+    assert growing.received == Resume(1, [[], [], [5]], [None] * 3)
+
+
+def test_a_whole_answer_may_be_gone_on_with_beyond_its_end() -> None:
+    growing = answer()
+    growing._take(response(0, [5], "a", finish=types_pb2.FINISH_REASON_LENGTH, seed=1))
+    assert growing.received == Resume(1, [[5]], ["length"])
+    growing._take(generate_pb2.GenerateResponse(usage=types_pb2.Usage(completion_tokens=1)))
+    assert growing.received == Resume(1, [[5]], [])
+
+
+def test_a_candidate_that_had_ended_when_it_was_resumed_says_no_more() -> None:
+    growing = answer(Resume(seed=3, token_ids=[[1, 2], [4]], finish_reasons=["length"]))
+    assert growing.candidates == {0: Candidate(0, finish_reason="length")}
+    growing._take(response(2, [], "held back", seed=3, finish=types_pb2.FINISH_REASON_STOP))
+    assert not growing._pending
+    assert growing.received == Resume(3, [[1, 2], [4]], ["length", None])
+
+
+def test_an_end_for_a_reason_that_only_newer_servers_know_is_not_sent_back() -> None:
+    growing = answer()
+    growing._take(response(0, [5], "a", finish=77, seed=1))
+    assert growing.received == Resume(1, [[5]], ["other"])
+    assert [candidate.finish_reason for candidate in growing._next_request().resume.candidates] == [0]
 
 
 def test_what_is_asked_for_again_is_what_has_not_come() -> None:
@@ -112,7 +135,8 @@ def test_what_is_asked_for_again_is_what_has_not_come() -> None:
     growing._take(response(0, [6, 7], "b", index=1, finish=1))
     rest = growing._next_request()
     assert (rest.request_id, rest.sampling, rest.resume.seed) == ("mine", growing._request.sampling, 3)
-    assert [(c.index, list(c.token_ids)) for c in rest.resume.candidates] == [(0, [5]), (1, [6, 7])]
+    candidates = [(c.index, list(c.token_ids), c.finish_reason) for c in rest.resume.candidates]
+    assert candidates == [(0, [5], 0), (1, [6, 7], types_pb2.FINISH_REASON_STOP)]
 
 
 def test_a_request_that_may_be_live_is_taken_over_though_nothing_has_come_of_it() -> None:

@@ -143,6 +143,7 @@ def test_a_branch_from_where_the_answer_has_no_token_is_refused(position: int) -
         ("sampling.stop_token_ids", {"stop_token_ids": 7}),
         ("resume.seed", {"resume": Resume(-1, [])}),
         ("resume.candidates[1].token_ids", {"resume": Resume(1, [[1], [None]])}),
+        ("resume.candidates[1].finish_reason", {"resume": Resume(1, [[1], [2]], [None, "tired"])}),
     ],
 )
 def test_a_value_that_does_not_fit_its_field_is_named_in_one_short_line(field: str, options: dict[str, Any]) -> None:

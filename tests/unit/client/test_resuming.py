@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from pagekeeper import (
     BeamSearch,
+    Candidate,
     Delta,
     DuplicateRequestError,
     OverloadedError,
+    Resume,
     UnavailableError,
     Usage,
 )
+from pagekeeper.v1 import types_pb2
 from tests.fakes.runner import answer_of
 from tests.fakes.scripted_gateway import CURABLE_ENDS, PROMPT, SEED, Cut, ScriptedGateway, Story, text_of
 from tests.unit.cli.fakes import serving
@@ -99,6 +102,8 @@ async def test_what_was_received_is_sent_along_for_each_candidate(kind: str) -> 
     received = [[list(candidate.token_ids) for candidate in request.resume.candidates] for request in others]
     known = [answer_of(SEED, PROMPT, 3), answer_of(SEED, PROMPT, 2, 1)]
     assert received == [[known[0][:2], known[1]], [known[0][:2], known[1]], known]
+    ends = [[candidate.finish_reason for candidate in request.resume.candidates] for request in others]
+    assert ends == [[0, 0]] * 2 + [[0, types_pb2.FINISH_REASON_STOP]]
     assert [request.resume.seed for request in others] == [SEED] * 3
     for request in others:
         request.ClearField("resume")
@@ -118,6 +123,27 @@ async def test_a_candidate_that_had_ended_keeps_its_end_whatever_comes_of_it_aga
     story = Story(TWO.lengths, TWO.stops, rambles=True)
     answer, deltas = await answer_to(kind, ScriptedGateway(story, [Cut(4)]), n=2)
     check_whole(TWO, answer, deltas)
+
+
+@pytest.mark.parametrize("rambles", [False, True])
+async def test_an_answer_that_lacks_only_its_usage_is_asked_for_that_alone(kind: str, rambles: bool) -> None:
+    story = Story(TWO.lengths, TWO.stops, rambles=rambles, usage_alone=True)
+    gateway = ScriptedGateway(story, [Cut(MESSAGES_OF_TWO)])
+    answer, deltas = await answer_to(kind, gateway, n=2)
+    check_whole(TWO, answer, deltas)
+    (again,) = gateway.requests[1:]
+    assert [candidate.finish_reason for candidate in again.resume.candidates] == [types_pb2.FINISH_REASON_STOP] * 2
+
+
+async def test_a_program_that_resumes_a_candidate_that_has_ended_gets_its_end_alone(kind: str) -> None:
+    with serving(gateway=ScriptedGateway(TWO)) as address:
+        client = connect(kind, address)
+        answer = client.generate(PROMPT, n=2, resume=Resume(SEED, [answer_of(SEED, PROMPT, 5), []], ["stop"]))
+        first, second = await client.collect(answer)
+        assert first == Candidate(0, finish_reason="stop")
+        assert second.token_ids == answer_of(SEED, PROMPT, 2, 1)
+        assert not answer.received.finish_reasons
+        await client.close()
 
 
 @pytest.mark.parametrize("usage_alone", [False, True])

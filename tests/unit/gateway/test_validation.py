@@ -443,6 +443,17 @@ def test_candidates_resume_each_behind_its_own_tokens() -> None:
 def test_a_beam_search_starts_again_and_has_no_tokens_to_resume() -> None:
     assert check(resuming([], n=2, beam_search={"width": 2})).resumed == {0: []}
     assert wrong_fields(resuming([5], beam_search={"width": 2})) == ["resume.candidates[0].token_ids"]
+    ended = resuming([], beam_search={"width": 2})
+    ended.resume.candidates[0].finish_reason = types_pb2.FINISH_REASON_LENGTH
+    assert wrong_fields(ended) == ["resume.candidates[0].finish_reason"]
+
+
+@pytest.mark.parametrize("reason", [types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH, 77])
+def test_a_candidate_may_have_ended_for_any_reason(reason: int) -> None:
+    request = resuming([5], [], [6, 7], n=3)
+    assert check(request).ended == frozenset()
+    request.resume.candidates[1].finish_reason = reason
+    assert check(request).ended == {1}
 
 
 @pytest.mark.parametrize("length", [98, 99])
