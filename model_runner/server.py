@@ -16,11 +16,12 @@ import torch
 from grpc_health.v1 import health, health_pb2_grpc
 
 from model_runner.config import RunnerSettings
+from model_runner.dispatch import RunnerInfo
 from model_runner.engine import Engine, StepCost
 from model_runner.loading import Loaded, load
 from model_runner.manager import Manager
 from model_runner.scheduler import Scheduler, SchedulerLimits
-from model_runner.service import RunnerInfo, RunnerService
+from model_runner.service import RunnerService
 from model_runner.step import BeamsOutput, Output
 from model_runner.submission import RequestLimits
 from model_runner.succession import take_over

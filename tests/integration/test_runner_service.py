@@ -11,10 +11,11 @@ import pytest
 
 from kernels.select import select_kernels
 from model_runner.device import CpuDevice
+from model_runner.dispatch import RunnerInfo
 from model_runner.engine import Engine, StepCost
 from model_runner.model.load import LoadedModel
 from model_runner.scheduler import Scheduler, SchedulerLimits
-from model_runner.service import RunnerInfo, RunnerService
+from model_runner.service import RunnerService
 from model_runner.submission import RequestLimits
 from pagekeeper.v1 import runner_pb2, runner_pb2_grpc, types_pb2
 from tests.fakes.engine import load_tiny
@@ -234,7 +235,7 @@ async def test_case_14_the_advertised_limit_is_the_enforced_one(gateway: Gateway
 async def test_a_draining_runner_says_so_finishes_what_it_has_and_takes_nothing_new(
     runner: Runner, gateway: Gateway
 ) -> None:
-    await gateway.submit(1, [4] * 10, max_tokens=100)
+    await gateway.submit(1, [4] * 10, max_tokens=240)
     await gateway.read()
     drained = asyncio.create_task(runner.service.drain(grace_s=TIMEOUT_S))
     await asyncio.sleep(0)
@@ -242,7 +243,7 @@ async def test_a_draining_runner_says_so_finishes_what_it_has_and_takes_nothing_
     assert (await gateway.end_of(2)).refusal.code == runner_pb2.Refusal.CODE_DRAINING
     await gateway.end_of(1)
     assert gateway.num_drains == 1
-    assert len(gateway.tokens[(1, 1)]) == 100
+    assert len(gateway.tokens[(1, 1)]) == 240
     await asyncio.wait_for(drained, TIMEOUT_S)
     assert await gateway.call.read() is grpc.aio.EOF
     await all_blocks_free(runner)

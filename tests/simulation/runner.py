@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from model_runner.dispatch import RunnerInfo
 from model_runner.scheduler import Scheduler, SchedulerLimits
 from model_runner.sequence import Status
 from model_runner.step import BeamsOutput, Output
@@ -12,7 +13,7 @@ from tests.simulation.engine import Engine
 from tests.simulation.network import End, Network
 from tests.simulation.process import Process
 from tests.simulation.recomputation import Recomputation
-from tests.simulation.service import RunnerService, ServiceSettings
+from tests.simulation.service import RunnerService
 from tests.simulation.world import Violation
 
 
@@ -21,7 +22,7 @@ class RunnerSettings:
     """What a runner is started with.
 
     Attributes:
-        service: for the gateways.
+        info: for the gateways.
         limits: what a step may hold.
         step_s: how long the usual step takes, in seconds.
         slow_step_s: how long a step may take at most that is held up.
@@ -31,7 +32,7 @@ class RunnerSettings:
         outlives_s: how long a step may go on after its process has died.
     """
 
-    service: ServiceSettings
+    info: RunnerInfo
     limits: SchedulerLimits
     step_s: float
     slow_step_s: float
@@ -71,10 +72,10 @@ class Runner(Process):
             self._hand_over,
             settings.step_limit_s,
         )
-        self.service = RunnerService(self, self.engine, settings.service, recomputation)
+        self.service = RunnerService(settings.info, self, self.engine, recomputation)
         self._settings = settings
         self._recomputation = recomputation
-        self._outbox: deque[list[Output | BeamsOutput]] = deque()
+        self._outbox: deque[tuple[int, list[Output | BeamsOutput]]] = deque()
 
     @property
     def holds(self) -> str:
@@ -109,11 +110,11 @@ class Runner(Process):
         for output in outputs:
             if isinstance(output, Output):
                 self._check_sealed(output)
-        self._outbox.append(outputs)
+        self._outbox.append((step, outputs))
         self.after(self._settings.step_s * 0.05 * self.world.random.random(), self._deliver)
 
     def _deliver(self) -> None:
-        self.service.deliver(self._outbox.popleft())
+        self.service.deliver(*self._outbox.popleft())
 
     def _check_sealed(self, output: Output) -> None:
         """What a client sees is sealed up to its last block that is not full, unless some session lost its stream."""

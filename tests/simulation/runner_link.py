@@ -1,11 +1,14 @@
-"""`gateway.runner_link`: one stream to one runner, as the router's `Link`."""
+"""`gateway.runner_link`: one stream to one runner, as the router's `Link`.
+
+`test_simulated_runner_link.py` compares it with the real one.
+"""
 
 from collections.abc import Callable, Sequence
 
 from gateway.generation import Generation
 from gateway.liveness import PING_INTERVAL_S, Liveness, has_manager, is_hung
 from gateway.router import Router
-from gateway.runner_wire import from_hello, to_cache_use, to_error, to_submit, to_tokens
+from gateway.runner_wire import from_hello, to_beams, to_cache_use, to_error, to_submit, to_tokens
 from pagekeeper.v1 import runner_pb2
 from tests.simulation.network import End, Network
 from tests.simulation.process import Process
@@ -41,6 +44,7 @@ class RunnerLink:
         self._end: End
         self._hello: runner_pb2.RunnerHello | None = None
         self._liveness = Liveness()
+        self._nonce = 0
         self._was_ready = False
         self._is_lost = False
         self._is_draining = False
@@ -48,11 +52,12 @@ class RunnerLink:
 
     def submit(self, generation: Generation, max_tokens: int) -> None:
         """See `Link`."""
-        self._end.send(to_submit(generation, max_tokens))
+        self._end.send(runner_pb2.ServeRequest(submit=to_submit(generation, max_tokens)))
 
     def cancel(self, number: int, candidates: Sequence[int] = ()) -> None:
         """See `Link`."""
-        self._end.send(runner_pb2.Cancel(request=number, candidates=candidates))
+        cancel = runner_pb2.Cancel(request=number, candidates=candidates)
+        self._end.send(runner_pb2.ServeRequest(cancel=cancel))
 
     def _set_up(self, end: End) -> None:
         self._end = end
@@ -67,7 +72,8 @@ class RunnerLink:
             self._lose()
             return
         self._liveness.ping()
-        self._end.send(runner_pb2.Ping())
+        self._nonce += 1
+        self._end.send(runner_pb2.ServeRequest(ping=runner_pb2.Ping(nonce=self._nonce)))
         self._process.after(PING_INTERVAL_S, self._ping)
 
     def _lose(self) -> None:
@@ -80,18 +86,17 @@ class RunnerLink:
             self._on_change()
             self._on_lost(self._was_ready and not self._is_draining)
 
-    def _take(self, message: object) -> None:
-        match message:
-            case runner_pb2.RunnerHello():
-                self._hello = message
-            case runner_pb2.Pong():
-                self._take_pong(message.engine)
-            case runner_pb2.Draining():
+    def _take(self, message: runner_pb2.ServeResponse) -> None:
+        match message.WhichOneof("message"):
+            case "hello":
+                self._hello = message.hello
+            case "pong":
+                self._take_pong(message.pong.engine)
+            case "draining":
                 self._is_draining = True
                 self._router.drain(self)
-            case runner_pb2.StepOutput():
-                for output in message.outputs:
-                    self._take_output(output)
+            case "step":
+                self._take_step(message.step)
         self._on_change()
 
     def _take_pong(self, engine: runner_pb2.EngineReport) -> None:
@@ -106,6 +111,14 @@ class RunnerLink:
             self._process.world.note(self._process.name, "sees", self._runner)
             self._router.ready(self, from_hello(self._hello))
         self._router.report(self, has_manager=has_manager(engine))
+
+    def _take_step(self, step: runner_pb2.StepOutput) -> None:
+        for prompt in step.prompts:
+            self._router.take_prompt_logprobs(self, prompt.request, prompt.attempt, prompt.logprobs)
+        for output in step.outputs:
+            self._take_output(output)
+        for search in step.beams:
+            self._router.take_beams(self, search.request, search.attempt, to_beams(search))
 
     def _take_output(self, output: runner_pb2.SequenceOutput) -> None:
         if output.HasField("refusal"):

@@ -4,14 +4,15 @@ import random
 from dataclasses import dataclass
 
 from model_runner.beam_group import most_blocks
+from model_runner.dispatch import RunnerInfo
 from model_runner.scheduler import SchedulerLimits
 from model_runner.submission import RequestLimits
+from pagekeeper.v1 import runner_pb2
 from tests.simulation.gateway import GatewaySettings
 from tests.simulation.manager import MANAGER, TENANTS, PoolSettings
 from tests.simulation.model import VOCABULARY
 from tests.simulation.requests import Request
 from tests.simulation.runner import RunnerSettings
-from tests.simulation.service import ServiceSettings
 
 _BLOCK_SIZE = 8
 _STRIKES = {"kill": 5, "stop": 3, "break": 3, "drain": 2, "retire": 1, "replace": 1, "disconnect": 1, "leave": 1}
@@ -113,9 +114,13 @@ def _runners(rng: random.Random, pool: PoolSettings, faults: frozenset[str]) -> 
             [("PREFILL", False), ("DECODE", False), ("BOTH", True)],
         )
     )
+    infos = (
+        RunnerInfo(f"runner-{i}", "", requests, runner_pb2.Role.Value(f"ROLE_{role}"), is_standby)
+        for i, (role, is_standby) in enumerate(kinds, start=1)
+    )
     return {
-        f"runner-{i + 1}": RunnerSettings(
-            service=ServiceSettings(requests, role, is_standby),
+        info.runner_id: RunnerSettings(
+            info=info,
             limits=limits,
             step_s=rng.choice((0.005, 0.02, 0.06)),
             slow_step_s=slow_step_s,
@@ -124,7 +129,7 @@ def _runners(rng: random.Random, pool: PoolSettings, faults: frozenset[str]) -> 
             rounds="rounding" in faults,
             outlives_s=0.9 * pool.settle_s if pool.outlived_by_device_work else 0.0,
         )
-        for i, (role, is_standby) in enumerate(kinds)
+        for info in infos
     }
 
 

@@ -1,15 +1,14 @@
-"""`model_runner.service`: gateways' streams, who gets which output, drain and retirement.
+"""`model_runner.service`: gateways' streams around the real `Dispatch`, drain and retirement.
 
-A mirror of `RunnerService`. What it takes and sends are the very messages.
+`test_simulated_service.py` compares its messages with those of the real one.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from model_runner.dispatch import Dispatch, Gateway, RunnerInfo
+from model_runner.report import EngineReport
 from model_runner.sequence import Sequence
 from model_runner.step import BeamsOutput, Output
-from model_runner.submission import RequestLimits, Submissions
-from model_runner.wire import wire_hypotheses, wire_output, wire_report
 from pagekeeper.common.ids import SequenceId
 from pagekeeper.v1 import runner_pb2
 from tests.simulation.engine import Engine
@@ -18,186 +17,104 @@ from tests.simulation.process import Process
 from tests.simulation.recomputation import Recomputation
 
 
-@dataclass(frozen=True)
-class ServiceSettings:
-    """What a runner says of itself.
-
-    Attributes:
-        requests: what they must keep to.
-        role: a name without its prefix.
-    """
-
-    requests: RequestLimits
-    role: str = "BOTH"
-    is_standby: bool = False
-
-    def hello(self, runner_id: str) -> runner_pb2.RunnerHello:
-        """How it introduces itself."""
-        return runner_pb2.RunnerHello(
-            runner_id=runner_id,
-            vocab_size=self.requests.vocab_size,
-            max_context_length=self.requests.max_context_length,
-            block_size=self.requests.block_size,
-            role=runner_pb2.Role.Value(f"ROLE_{self.role}"),
-            standby=self.is_standby,
-        )
-
-
-@dataclass(eq=False)
-class _Gateway:
-    end: End
-    name: str
-    sequences: dict[int, list[SequenceId]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Origin:
-    gateway: _Gateway
-    request: int
-    attempt: int
-    candidates: set[int]
-
-
 class RunnerService:
     """See there.
 
     Args:
+        info: for the gateways.
         process: its runner.
         engine: does the work.
-        settings: for the gateways.
         recomputation: counts what is computed.
     """
 
-    def __init__(
-        self, process: Process, engine: Engine, settings: ServiceSettings, recomputation: Recomputation
-    ) -> None:
-        self.is_draining = False
+    def __init__(self, info: RunnerInfo, process: Process, engine: Engine, recomputation: Recomputation) -> None:
         self._process = process
         self._engine = engine
-        self._settings = settings
         self._recomputation = recomputation
+        self._is_draining = False
         self._has_ended = False
-        self._submissions = Submissions(settings.requests)
-        self._gateways: list[_Gateway] = []
-        self._origins: dict[SequenceId, _Origin] = {}
+        self._commands = _Commands(process, engine, recomputation)
+        self._dispatch = Dispatch(info, self._commands, self._drained)
 
     @property
     def num_requests(self) -> int:
         """Those that gateways have here."""
-        return max(len(self._origins), sum(len(gateway.sequences) for gateway in self._gateways))
+        by_gateway = sum(len(gateway.sequences) for gateway in self._dispatch._gateways)
+        return max(len(self._dispatch._origins), by_gateway)
 
     def accept(self, end: End) -> None:
         """A gateway connects."""
-        gateway = _Gateway(end, end.peer.process.name)
-        end.on_message = lambda message: self._take(message, gateway)
-        end.on_end = lambda: self._gateway_gone(gateway)
-        end.send(self._settings.hello(self._process.name))
-        if self.is_draining:
-            end.send(runner_pb2.Draining())
-        if self._has_ended:
-            end.close()
-        else:
-            self._gateways.append(gateway)
+        gateway = Gateway(end.send, lambda: self._close(gateway, end))
+        end.on_message = lambda message: self._take(gateway, end.peer.process.name, message)
+        end.on_end = lambda: self._dispatch.leave(gateway)
+        self._dispatch.join(gateway)
 
     def drain(self, grace_s: float) -> None:
         """Refuse new requests, let gateways move the live ones or see them end here, then end every stream and exit."""
-        if not self.is_draining:
-            self._note("drains")
-            self.is_draining = True
-            for gateway in self._gateways:
-                gateway.end.send(runner_pb2.Draining())
-        if self._origins and grace_s:
+        if not self._is_draining:
+            self._process.world.note(self._process.name, "drains")
+            self._is_draining = True
+            self._dispatch.drain()
+        if grace_s and not self._dispatch.is_idle:
             self._process.after(grace_s, self._leave)
         else:
             self._leave()
 
+    def deliver(self, step: int, outputs: list[Output | BeamsOutput]) -> None:
+        """What a step has made goes to the gateways."""
+        for output in outputs:
+            if isinstance(output, Output) and output.finish_reason and output.sequence.id in self._dispatch._origins:
+                self._recomputation.check(output.sequence, self._engine)
+        self._dispatch.deliver(step, outputs)
+
+    def _take(self, gateway: Gateway, name: str, message: runner_pb2.ServeRequest) -> None:
+        self._commands.came = (name, message.submit)
+        self._dispatch.take(gateway, message)
+
+    def _close(self, gateway: Gateway, end: End) -> None:
+        end.close()
+        self._dispatch.leave(gateway)
+
+    def _drained(self) -> None:
+        if not self._has_ended:
+            self._process.after(0.0, self._leave)
+
     def _leave(self) -> None:
         self._has_ended = True
-        for gateway in self._gateways.copy():
-            gateway.end.close()
-            self._gateway_gone(gateway)
+        self._dispatch.end()
         self._engine.stopping = True
         self._engine.poke()
 
-    def _gateway_gone(self, gateway: _Gateway) -> None:
-        if gateway in self._gateways:
-            self._gateways.remove(gateway)
-            for request in list(gateway.sequences):
-                self._cancel(gateway, request)
 
-    def _take(self, message: object, gateway: _Gateway) -> None:
-        match message:
-            case runner_pb2.Submit():
-                self._submit(message, gateway)
-            case runner_pb2.Cancel():
-                self._cancel(gateway, message.request, frozenset(message.candidates))
-            case runner_pb2.Ping():
-                gateway.end.send(runner_pb2.Pong(nonce=message.nonce, engine=wire_report(self._engine.report())))
+class _Commands:
+    """The engine as `Dispatch` knows it: on another thread.
 
-    def _submit(self, submit: runner_pb2.Submit, gateway: _Gateway) -> None:
-        self._cancel(gateway, submit.request)
-        refusal = self._submissions.refusal(submit)
-        if self.is_draining:
-            refusal = runner_pb2.Refusal(code=runner_pb2.Refusal.CODE_DRAINING)
-        if refusal is not None:
-            output = runner_pb2.SequenceOutput(request=submit.request, attempt=submit.attempt, refusal=refusal)
-            gateway.end.send(runner_pb2.StepOutput(outputs=[output]))
-            return
-        if submit.sampling.HasField("beam_search"):
-            sequences = self._submissions.beams(submit)
-            self._expect(sequences[0], submit, gateway, {candidate.index for candidate in submit.candidates})
-        else:
-            sequences = self._submissions.candidates(submit)
-            for sequence in sequences:
-                self._expect(sequence, submit, gateway, {sequence.candidate})
-        self._recomputation.submitted(submit.request_id, sequences)
+    Attributes:
+        came: the message that is being taken, if it is a submission, and which gateway has sent it.
+    """
+
+    def __init__(self, process: Process, engine: Engine, recomputation: Recomputation) -> None:
+        self.came = ("", runner_pb2.Submit())
+        self._process = process
+        self._engine = engine
+        self._recomputation = recomputation
+
+    def submit(self, *sequences: Sequence) -> None:
+        """See `Engine.submit`."""
+        gateway, submit = self.came
+        self._recomputation.submitted(submit.request_id, list(sequences))
         lengths = ", ".join(f"{sequence.id}: {sequence.num_resumed_tokens} tokens" for sequence in sequences)
-        self._note("takes", submit.request_id, f"attempt {submit.attempt} of", gateway.name, lengths)
+        self._note("takes", submit.request_id, f"attempt {submit.attempt} of", gateway, lengths)
         self._command(lambda: self._engine.scheduler.add(*sequences))
 
-    def _expect(self, sequence: Sequence, submit: runner_pb2.Submit, gateway: _Gateway, candidates: set[int]) -> None:
-        self._origins[sequence.id] = _Origin(gateway, submit.request, submit.attempt, candidates)
-        gateway.sequences.setdefault(submit.request, []).append(sequence.id)
+    def cancel(self, sequence_id: SequenceId) -> None:
+        """See `Engine.cancel`."""
+        self._note("cancels sequence", sequence_id)
+        self._command(lambda: self._engine.scheduler.cancel(sequence_id))
 
-    def _cancel(self, gateway: _Gateway, request: int, candidates: frozenset[int] = frozenset()) -> None:
-        for sequence_id in list(gateway.sequences.get(request, [])):
-            wanted = self._origins[sequence_id].candidates
-            wanted -= candidates or set(wanted)
-            if not wanted:
-                self._note("cancels sequence", sequence_id)
-                self._end(gateway, request, sequence_id)
-                self._command(lambda ended=sequence_id: self._engine.scheduler.cancel(ended))
-
-    def deliver(self, outputs: list[Output | BeamsOutput]) -> None:
-        """What a step has made goes to the gateways."""
-        messages: dict[_Gateway, runner_pb2.StepOutput] = {}
-        for output in outputs:
-            sequence = output.leader if isinstance(output, BeamsOutput) else output.sequence
-            origin = self._origins.get(sequence.id)
-            if origin is None:
-                continue
-            message = messages.setdefault(origin.gateway, runner_pb2.StepOutput())
-            if isinstance(output, Output):
-                message.outputs.append(wire_output(output, origin.request, origin.attempt))
-                ended = output.finish_reason is not None
-                if ended:
-                    self._recomputation.check(sequence, self._engine)
-            else:
-                ended = output.ended
-                message.outputs.extend(wire_hypotheses(output, origin.request, origin.attempt, origin.candidates))
-            if ended:
-                self._end(origin.gateway, origin.request, sequence.id)
-        for gateway, message in messages.items():
-            gateway.end.send(message)
-
-    def _end(self, gateway: _Gateway, request: int, sequence_id: SequenceId) -> None:
-        live = gateway.sequences[request]
-        live.remove(sequence_id)
-        if not live:
-            del gateway.sequences[request]
-        del self._origins[sequence_id]
-        if self.is_draining and not self._has_ended and not self._origins:
-            self._process.after(0.0, self._leave)
+    def report(self) -> EngineReport:
+        """See `Engine.report`."""
+        return self._engine.report()
 
     def _command(self, command: Callable[[], None]) -> None:
         self._engine.commands.append(command)
