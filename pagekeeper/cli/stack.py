@@ -18,6 +18,8 @@ from pagekeeper.common.sockets import RuntimeDir, unix_target
 _LEVELS = ("debug", "info", "warning", "error")
 # Beyond its own grace, or when there is nothing to drain.
 _MARGIN_S = 2.0
+# For a takeover by the other runner; with 16 streams on two cores it takes half of that.
+_TAKEOVER_S = 1.0
 
 log = structlog.get_logger()
 
@@ -68,7 +70,8 @@ class Stack:
     ) -> Child:
         flags = serving | {"--device": self._device, "--name": runner}
         health = unix_target(self._runtime_dir.runner_socket(runner))
-        return self._child(Program(name, "model_runner", flags, f"runner-{runner}", health), after)
+        restart_after_s = _TAKEOVER_S if self._settings.standby else 0.0
+        return self._child(Program(name, "model_runner", flags, f"runner-{runner}", health, restart_after_s), after)
 
     def _child(self, program: Program, after: Child | None = None) -> Child:
         return Child(program, self._runtime_dir, self._relay, self._settings.hang_limit_s, after)

@@ -94,6 +94,12 @@ def test_lives_that_end_as_soon_as_they_are_ready_begin_once_a_second() -> None:
     assert Backoff().delay_s(was_ready=True, lived_s=0.25) == 0.75
 
 
+def test_a_restart_leaves_the_machine_to_whoever_takes_over() -> None:
+    backoff = Backoff(at_least_s=1.0)
+    assert backoff.delay_s(was_ready=True, lived_s=5.0) == 1.0
+    assert [backoff.delay_s(was_ready=False, lived_s=3.0) for _ in range(5)] == [1.0, 1.0, 1.0, 1.0, 1.6]
+
+
 def test_after_lives_that_were_never_ready_a_restart_waits_longer_each_time() -> None:
     backoff = Backoff()
     delays = [backoff.delay_s(was_ready=False, lived_s=3.0) for _ in range(9)]
