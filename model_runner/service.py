@@ -108,7 +108,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
     def _submit(self, gateway: Gateway, message: runner_pb2.ServeRequest) -> None:
         """Submit; a fault of ours ends this request and no other."""
         submit = message.submit
-        log.debug("request comes", request_id=submit.request_id, tenant=submit.tenant, attempt=submit.attempt)
+        log.debug("request received", request_id=submit.request_id, tenant=submit.tenant, attempt=submit.attempt)
         try:
             self.dispatch.take(gateway, message)
         except Exception:
