@@ -14,9 +14,9 @@ from pagekeeper.common.sockets import RuntimeDir
 from pagekeeper.v1.generate_pb2 import GenerateRequest, Resume, TokenIds
 from tests.fakes.cutting_proxy import CuttingProxy
 from tests.fakes.gateway import GatewayClient, running_gateway, until
-from tests.fakes.runner import FakeRunner, Script
+from tests.fakes.runner import FakeRunner, Script, seed_of
 from tests.fakes.speech import SPOKEN, WORDS, spoken
-from tests.fakes.tokenizer import write_model_directory
+from tests.fakes.tokenizer import END_OF_TURN_ID, write_model_directory
 from tests.unit.client.adapters import ADAPTERS, Adapter
 
 PROMPT = [5, 6, 7]
@@ -99,6 +99,32 @@ async def test_a_lost_stream_that_still_waits_at_the_gateway_is_taken_over(
         (candidate,) = await reading
         assert len(candidate.token_ids) == 20
         assert answer.prompt.token_ids == PROMPT
+        await client.close()
+
+
+async def test_a_candidate_that_has_ended_is_not_made_again_when_the_others_go_on(
+    gateway: GatewayClient, runner: FakeRunner, kind: str
+) -> None:
+    second = seed_of(2, 1)
+    runner.script.token = lambda seed, position, prompt: (
+        END_OF_TURN_ID if seed == second and position == 3 else spoken(seed, position, prompt)
+    )
+    runner.script.pauses_at = 8
+    async with CuttingProxy(gateway.gateway.address) as proxy:
+        client: Adapter = ADAPTERS[kind](proxy.address)
+        answer = client.generate(PROMPT, seed=2, n=2, max_tokens=len(SPOKEN))
+        reading = asyncio.create_task(client.collect(answer))
+        await until(lambda: [len(answer._token_ids(index)) for index in range(2)] == [8, 3])
+        await proxy.cut()
+        await until(lambda: len(runner.submits) == 2)
+        runner.script.pauses_at = None
+        candidates = await reading
+        assert [candidate.index for candidate in runner.submits[1].candidates] == [0]
+        assert [(candidate.token_ids, candidate.finish_reason) for candidate in candidates] == [
+            (SPOKEN, "length"),
+            (SPOKEN[:3], "stop"),
+        ]
+        assert answer.usage.completion_tokens == len(SPOKEN) + 3
         await client.close()
 
 
