@@ -201,8 +201,8 @@ class Simulated(Process):
 class _Script:
     """Draws what happens next, and has it happen to both.
 
-    Args:
-        generations: each of the real one's, and the same of the simulated one's.
+    Attributes:
+        generations: each as the real side has it, and as the simulated side has it.
     """
 
     def __init__(self, rng: random.Random, both: tuple[Real, Simulated]) -> None:
