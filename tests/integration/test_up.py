@@ -71,6 +71,11 @@ def test_the_ready_line_and_every_process_agree_on_the_device(start_server: Star
         assert flags[flags.index("--device") + 1] == "cpu"
 
 
+def test_a_misspelt_variable_is_warned_of_once_for_all_processes(start_server: StartServer) -> None:
+    server = start_server(PAGEKEEPER_POOLSIZE="1GiB")
+    assert server.log.read_text().count("PAGEKEEPER_POOLSIZE is no setting") == 1
+
+
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_one_line_and_exit_code_2(start_server: StartServer) -> None:
     # Hidden, should this machine have one.
     with pytest.raises(ServerFailedError) as failed:
