@@ -20,6 +20,7 @@ from bench.chaos.report import Report
 from bench.chaos.scoreboard import Row, markdown, read_json, row_of, row_of_outcome, table, write_json
 from bench.chaos.workload import prompts
 from bench.promise import Outcome, Workbench
+from bench.promises.leaks import no_growth
 from bench.promises.simulation import nothing_is_violated
 from pagekeeper.cli.demo_model import demo_model_path
 
@@ -27,16 +28,14 @@ _POOL_SIZE = "512MiB"
 _NUM_SLOTS = 16
 _PROGRESS_S = 30.0
 
+Measure = Callable[[], Report | Outcome]
+
 
 def main() -> None:
     """Run, print the scoreboard; exit 1 unless everything is as promised."""
     options = _parse()
     console = Console(width=None if sys.stdout.isatty() else 200)
-    if options.read:
-        rows = read_json(options.read)
-    else:
-        board = Board(options, Console(stderr=True))
-        rows = board.fill(suite.full(options.share) if options.full else [_campaign(options)])
+    rows = read_json(options.read) if options.read else _run(options)
     if options.markdown:
         print(markdown(rows))
     else:
@@ -44,13 +43,44 @@ def main() -> None:
     for row in rows:
         for complaint in row.complaints:
             console.print(f"{row.cells[0]}: {complaint}", highlight=False, markup=False)
-    if not rows:
-        console.print(f"nothing has {options.only!r} in its name", highlight=False, markup=False)
-    sys.exit(not rows or any(row.complaints for row in rows))
+    sys.exit(any(row.complaints for row in rows))
+
+
+def _run(options: argparse.Namespace) -> list[Row]:
+    with Workbench(options.model) as bench:
+        logs = options.logs or bench.folder
+        logs.mkdir(parents=True, exist_ok=True)
+        board = Board(options, Console(stderr=True))
+        setting = Setting(bench.model, bench.reference, prompts(bench.model), _POOL_SIZE, {}, logs)
+        campaigns = suite.full(options.share) if options.full else [_campaign(options)]
+        measures: dict[str, Measure] = {
+            campaign.name: partial(run, campaign, setting, options.seed, board.tell_progress) for campaign in campaigns
+        }
+        if options.full:
+            measures |= _others(options, setting, bench, board)
+        wanted = {name: measure for name, measure in measures.items() if options.only in name}
+        if not wanted:
+            sys.exit(f"nothing has {options.only!r} in its name; there are: {', '.join(measures)}")
+        board.say(f"seed {options.seed}; to be measured: {', '.join(wanted)}")
+        for name, measure in wanted.items():
+            board.add(name, measure)
+    return board.rows
+
+
+def _others(options: argparse.Namespace, setting: Setting, bench: Workbench, board: "Board") -> dict[str, Measure]:
+    """What is measured with --full and is no campaign."""
+    kinds = (Signal.KILL, Signal.STOP)
+    growth = no_growth(max(10, round(options.share * 200)))
+    return {
+        "failpoints": partial(failpoints.run, kinds, setting, _NUM_SLOTS, options.seed, board.tell_progress),
+        "prefill and decode on two runners": partial(roles.measure, setting),
+        growth.name: partial(growth.measure, bench),
+        "simulator": partial(nothing_is_violated, bench, round(options.share * suite.NUM_SEEDS)),
+    }
 
 
 class Board:
-    """Runs campaigns one after another, and keeps what each has shown as soon as it has.
+    """Keeps what each measurement has shown as soon as it has.
 
     Attributes:
         rows: so far.
@@ -63,32 +93,8 @@ class Board:
         self._reports: list[Report] = []
         self._told_at = 0.0
 
-    def fill(self, campaigns: list[Campaign]) -> list[Row]:
-        """Run them, and with --full what else there is; returns the rows."""
-        options = self._options
-        chosen = [campaign for campaign in campaigns if options.only in campaign.name]
-        self._say(f"seed {options.seed}; {len(chosen)} campaigns")
-        with Workbench(options.model) as bench:
-            logs = options.logs or bench.folder
-            logs.mkdir(parents=True, exist_ok=True)
-            setting = Setting(bench.model, bench.reference, prompts(bench.model), _POOL_SIZE, {}, logs)
-            for campaign in chosen:
-                self.add(campaign.name, partial(run, campaign, setting, options.seed, self._progress))
-            if options.full:
-                kinds = (Signal.KILL, Signal.STOP)
-                self.add(
-                    "failpoints", partial(failpoints.run, kinds, setting, _NUM_SLOTS, options.seed, self._progress)
-                )
-                self.add("prefill and decode on two runners", partial(roles.measure, setting))
-                growth = suite.growth(options.share)
-                self.add(growth.name, partial(growth.measure, bench))
-                self.add("simulator", partial(nothing_is_violated, bench, round(options.share * suite.NUM_SEEDS)))
-        return self.rows
-
-    def add(self, name: str, measure: Callable[[], Report | Outcome]) -> None:
-        """Measure, unless the name is not wanted; whatever goes wrong is a failed row."""
-        if self._options.only not in name:
-            return
+    def add(self, name: str, measure: Measure) -> None:
+        """Measure; whatever goes wrong is a failed row."""
         began = time.monotonic()
         try:
             outcome = measure()
@@ -100,28 +106,27 @@ class Board:
         else:
             row = row_of_outcome(name, outcome)
         self.rows.append(row)
-        self._say(f"{row.cells[-1]}  {name}  ({time.monotonic() - began:.0f} s)")
+        self.say(f"{row.cells[-1]}  {name}  ({time.monotonic() - began:.0f} s)")
         if self._options.json:
             write_json(self._options.json, self._options.seed, self._reports, self.rows)
 
-    def _progress(self, text: str) -> None:
+    def tell_progress(self, text: str) -> None:
         """One line that is written over and over, or now and then a line of its own where that cannot be."""
         if self._console.is_terminal:
-            self._say(f"{text:<{self._console.width - 1}}", end="\r")
+            self.say(f"{text:<{self._console.width - 1}}", end="\r")
         elif time.monotonic() - self._told_at > _PROGRESS_S:
             self._told_at = time.monotonic()
-            self._say(text)
+            self.say(text)
 
-    def _say(self, text: str, end: str = "\n") -> None:
+    def say(self, text: str, end: str = "\n") -> None:
+        """Tell whoever watches."""
         self._console.print(text, end=end, highlight=False, markup=False)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
     parser.add_argument("--full", action="store_true", help="every campaign, failpoints, roles and the simulator")
-    parser.add_argument(
-        "--only", default="", metavar="WORDS", help="with --full: leave out what has not these in its name"
-    )
+    parser.add_argument("--only", default="", metavar="WORDS", help="run only what has WORDS in its name")
     parser.add_argument("--share", type=float, default=1.0, help="with --full: of the counts, such as 0.1")
     parser.add_argument("--process", choices=PROCESSES, nargs="+", default=["runner"], help="who is hit, in turn")
     parser.add_argument("--signal", type=Signal, choices=list(Signal), nargs="+", default=[Signal.KILL], help="how")

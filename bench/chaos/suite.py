@@ -2,8 +2,6 @@
 
 from bench.chaos.campaign import Campaign
 from bench.chaos.faults import Plan, Signal
-from bench.promise import Promise
-from bench.promises import tested
 
 NUM_SEEDS = 20_000
 STANDBY_BOUND_S = {1: 0.3, 16: 0.8}
@@ -35,14 +33,6 @@ def full(share: float = 1.0) -> list[Campaign]:
         stops("manager", few(50)),
         hangs(few(9)),
     ]
-
-
-def growth(share: float = 1.0) -> Promise:
-    """Manager and runner on a tiny model, each through the deaths of the other."""
-    cycles = max(10, round(share * 200))
-    return tested.promise(
-        f"growth over {cycles} deaths", "tests/integration/test_growth.py", PAGEKEEPER_TEST_CYCLES=str(cycles)
-    )
 
 
 def takeover(count: int, num_slots: int) -> Campaign:
