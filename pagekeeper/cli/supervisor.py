@@ -108,6 +108,7 @@ class Child:
         self._after = after
         self._life: Life | None = None
         self._successor: Life | None = None
+        self._replacing = asyncio.Event()
         self._stopping = asyncio.Event()
 
     async def keep_alive(self) -> None:
@@ -121,6 +122,7 @@ class Child:
         backoff = Backoff(self._program.restart_after_s)
         while not self._stopping.is_set():
             life, self._successor = self._successor, None
+            self._replacing.clear()
             self._life = life = life or await self._begin()
             code = await asyncio.shield(life.end)
             if self._stopping.is_set():
@@ -131,9 +133,8 @@ class Child:
                 log.warning("child died", child=self.name, code=code)
             if self._successor is None:
                 delay_s = backoff.delay_s(life.ready.done(), life.seconds)
-                log.info("another starts as soon as nobody serves in its place", child=self.name, delay_s=delay_s)
-                await _first_of(asyncio.sleep(delay_s), self._stopping.wait())
-                await self._until_free()
+                log.info("restarting, unless somebody serves in its place", child=self.name, delay_s=delay_s)
+                await _first_of(self._until_free(delay_s), self._replacing.wait(), self._stopping.wait())
 
     async def replace(self, start_limit_s: float) -> bool:
         """Have a fresh process take over from the one that serves.
@@ -149,16 +150,18 @@ class Child:
         if not self.ready.is_set() or self._stopping.is_set() or self._successor is not None:
             return False
         successor = self._successor = await self._begin("--replace")
+        self._replacing.set()
         await _first_of(successor.ready, successor.end, asyncio.sleep(start_limit_s))
-        # Once the old one has died it is no replacement but the restart, which nothing is gained by ending.
-        if self._successor is successor and not successor.ready.done() and not successor.end.done():
+        if successor.ready.done() or self._successor is not successor:
+            return successor.ready.done()  # if the old one has died meanwhile, this one is its restart
+        if not successor.end.done():
             log.error("the replacement does not become ready; killing it", child=self.name, start_limit_s=start_limit_s)
             successor.kill()
             await asyncio.shield(successor.end)
-        if self._successor is successor and successor.end.done():
+        if self._successor is successor:
             self._successor = None
-            log.error("the replacement failed; the old one serves on", child=self.name, code=successor.end.result())
-        return successor.ready.done()
+        log.error("the replacement failed; the old one serves on", child=self.name, code=successor.end.result())
+        return False
 
     async def stop(self, grace_s: float) -> bool:
         """End the child: SIGTERM, and SIGKILL after `grace_s` seconds. `keep_alive` returns.
@@ -214,8 +217,9 @@ class Child:
             log.error("child hangs; killing it", child=self.name, pid=life.pid, hang_limit_s=self._hang_limit_s)
             life.kill()
 
-    async def _until_free(self) -> None:
-        """Wait while another process serves under the name of this child, such as one that has taken over from it."""
+    async def _until_free(self, delay_s: float) -> None:
+        """Wait so long, and while another process serves under the name of this child: one that has taken over."""
+        await asyncio.sleep(delay_s)
         if not self._program.lock:
             return
         loop = asyncio.get_running_loop()
@@ -229,7 +233,7 @@ class Child:
 
         # Nothing can end its wait for the kernel's lock; at `stop` it is left behind.
         threading.Thread(target=wait, name=f"wait for {self._program.lock}", daemon=True).start()
-        await _first_of(free.wait(), self._stopping.wait())
+        await free.wait()
 
 
 async def _first_of(*awaitables: Awaitable[object]) -> None:

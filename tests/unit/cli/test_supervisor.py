@@ -24,10 +24,12 @@ LIMIT_S = 20.0
 class Supervised:
     """A child, what it wrote, and the pid of each process it has been."""
 
-    def __init__(self, flags: dict[str, str | None], runtime_dir: Path, hang_limit_s: float) -> None:
+    def __init__(
+        self, flags: dict[str, str | None], runtime_dir: Path, hang_limit_s: float, restart_after_s: float
+    ) -> None:
         self.lines: list[Line] = []
         self._news = asyncio.Event()
-        program = Program("child", PROGRAM, flags, lock="child", health="--listen")
+        program = Program("child", PROGRAM, flags, lock="child", health="--listen", restart_after_s=restart_after_s)
         self.child = Child(program, RuntimeDir(runtime_dir), self._relay, hang_limit_s)
         self.task = asyncio.create_task(self.child.keep_alive())
 
@@ -53,9 +55,11 @@ def supervised(runtime_dir: Path) -> Callable[..., contextlib.AbstractAsyncConte
     """Supervise a child with these flags: `supervised(mode="serve")`; the end of the `with` block is its end."""
 
     @contextlib.asynccontextmanager
-    async def supervise(hang_limit_s: float = 0.0, **values: str) -> AsyncIterator[Supervised]:
+    async def supervise(
+        hang_limit_s: float = 0.0, restart_after_s: float = 0.0, **values: str
+    ) -> AsyncIterator[Supervised]:
         flags: dict[str, str | None] = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
-        running = Supervised(flags, runtime_dir, hang_limit_s)
+        running = Supervised(flags, runtime_dir, hang_limit_s, restart_after_s)
         try:
             yield running
         finally:
@@ -210,6 +214,19 @@ async def test_when_the_old_one_dies_its_replacement_is_the_restart(supervised: 
         os.kill(running.pids()[0], signal.SIGKILL)
         assert await replaced
         assert len(running.pids()) == 2
+
+
+async def test_a_replacement_while_a_restart_waits_is_the_restart(supervised: Supervise, runtime_dir: Path) -> None:
+    async with supervised(restart_after_s=1000.0, mode="serve", runtime_dir=str(runtime_dir)) as running:
+        await running.child.ready.wait()
+        os.kill(running.pids()[0], signal.SIGKILL)
+        while is_alive(running.pids()[0]):
+            await asyncio.sleep(0.01)
+        assert await running.child.replace(LIMIT_S)
+        again = asyncio.create_task(running.child.replace(LIMIT_S))
+        await running.until(lambda: len(running.pids()) == 3)
+        os.kill(running.pids()[1], signal.SIGTERM)
+        assert await again
 
 
 async def test_stopping_during_a_replacement_ends_both(supervised: Supervise, runtime_dir: Path) -> None:
