@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-_LIMIT_S = 10.0
+_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)

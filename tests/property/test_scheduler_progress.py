@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kernels.kv_layout import KvLayout
@@ -145,6 +145,11 @@ class Runner:
         self.cache.send(self.step_number, self.step_number - in_flight, operations)
         self.scheduler.apply(self.cache.receive(0))
 
+    def cancel(self, sequence: SequenceId) -> None:
+        """What was granted may be let go unused, so waiting begins anew."""
+        self.scheduler.cancel(sequence)
+        self.steps_without_work = 0
+
     def lose_session(self) -> None:
         """Begin another one; the blocks of the old one come back with its first message, so waiting begins anew."""
         self.cache.lose()
@@ -183,6 +188,8 @@ arrivals = st.tuples(
 )
 
 
+# Each of three is cancelled when it could have run in the next step.
+@example([(1, 1, 0, 1, 0, False), *[(1, 1, 0, 1, 1, True)] * 3, (25, 1, -1, 1, 0, False)], 6, 4, 1)
 @settings(max_examples=60, deadline=None)
 @given(
     requests=st.lists(arrivals, min_size=1, max_size=12),
@@ -202,7 +209,7 @@ def test_case_13_something_runs_whenever_something_waits(
             runner.step()
         if cancels and number > 1:
             cancelled.add(number - 1)
-            runner.scheduler.cancel(SequenceId(number - 1))
+            runner.cancel(SequenceId(number - 1))
     runner.run()
     assert runner.ended | cancelled == runner.added
 
@@ -243,7 +250,7 @@ def test_candidates_and_beams_keep_their_past_and_end_whatever_is_cancelled_or_l
             runner.step()
         for index in cancels:
             cancelled.add(sequences[min(index, len(sequences) - 1) if isinstance(shape, tuple) else 0].id)
-            runner.scheduler.cancel(sequences[min(index, len(sequences) - 1)].id)
+            runner.cancel(sequences[min(index, len(sequences) - 1)].id)
         if runner.step_number > restarts_after:
             restarts_after = 5000
             runner.lose_session()
@@ -259,7 +266,7 @@ def test_case_16_a_cancelled_sequence_gives_its_blocks_back_within_two_steps(ste
     runner.add(1, num_prompt=40, max_tokens=40, priority=0, first_token=1)
     for _ in range(steps_before):
         runner.step()
-    runner.scheduler.cancel(SequenceId(1))
+    runner.cancel(SequenceId(1))
     for _ in range(2):
         runner.step()
     assert pool.policy.stats().usage.sequences == 0
