@@ -63,10 +63,10 @@ class LiveRequests:
             if live.generation.stream.is_stalled(max_tokens, max_seconds):
                 live.end(SlowReaderError("the stream is not being read; resume it with the tokens received"))
 
-    def end_all(self, reason: str) -> None:
+    def end_all(self) -> None:
         """End every request, since the server ends."""
         for live in list(self._live.values()):
-            live.end(DrainingError(reason))
+            live.end(DrainingError())
 
     def _leave(self, key: tuple[str, str], live: LiveRequest) -> None:
         if self._live.get(key) is live:

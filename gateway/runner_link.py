@@ -73,7 +73,9 @@ class RunnerLink:
                 await asyncio.gather(writer, *judges, return_exceptions=True)
 
     def _log_end(self, reason: str, num_left: int) -> None:
-        if self.was_ready:
+        if self._is_draining:
+            log.info("runner has left", target=self._target, reason=reason, live=num_left)
+        elif self.was_ready:
             log.warning("runner lost", target=self._target, reason=reason, live=num_left)
         else:
             log.debug("runner not ready", target=self._target, reason=reason)

@@ -25,7 +25,6 @@ from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
 _MESSAGES_PER_S = 4000
 _SHORTEST_PAUSE_S = 0.001
 _SWEEP_INTERVAL_S = 1.0
-_DRAINING = "the server is shutting down"
 _TOO_LATE = "the request took longer than this server allows"
 
 log = structlog.get_logger()
@@ -75,7 +74,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         context.add_done_callback(lambda _: live.release.close())  # type: ignore[arg-type]  # the stub names no protocol
         try:
             if self._is_draining:
-                raise DrainingError(_DRAINING)
+                raise DrainingError()
             self._intake.enter(live, takes_over=valid.resumed is not None)
             self._end_at(deadline, live)
 
@@ -146,7 +145,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._live.emptied.wait()
-        self._live.end_all(_DRAINING)
+        self._live.end_all()
 
     async def _let_tokens_gather(self) -> None:
         """Pause between two messages of a stream, the longer the more streams have tokens to send.
@@ -170,7 +169,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
     async def _before_entering(self, deadline: float | None) -> AsyncIterator[None]:
         """What a call does before it is a live request ends at its deadline, and at a drain."""
         if self._is_draining:
-            raise DrainingError(_DRAINING)
+            raise DrainingError()
         try:
             async with asyncio.timeout_at(deadline) as scope:
                 self._entering.add(scope)
@@ -179,7 +178,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
                 finally:
                     self._entering.remove(scope)
         except TimeoutError as error:
-            raise DrainingError(_DRAINING) if self._is_draining else DeadlineError(_TOO_LATE) from error
+            raise DrainingError() if self._is_draining else DeadlineError(_TOO_LATE) from error
 
     def _end_at(self, deadline: float | None, live: LiveRequest) -> None:
         """End the request then, wherever its handler is: at a `yield` nothing else would reach it."""
@@ -192,4 +191,5 @@ async def _next(stream: TokenStream, emitted: int) -> News:
     try:
         return await stream.next()
     except UnavailableError as error:
-        raise type(error)(str(error), tokens_emitted=emitted) from error
+        error.tokens_emitted = emitted
+        raise

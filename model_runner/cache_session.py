@@ -117,6 +117,6 @@ def _reattached(exchange: Exchange) -> bool:
     try:
         exchange.reattach(_REATTACH_TIMEOUT_S)
     except (CacheConnectionLost, TimeoutError) as error:
-        log.warning("the cache manager is gone", error=str(error))
+        log.warning("not attached yet", reason=str(error))
         return False
     return True

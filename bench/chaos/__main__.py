@@ -35,7 +35,7 @@ def main() -> None:
     """Run, print the scoreboard; exit 1 unless everything is as promised."""
     options = _parse()
     console = Console(width=None if sys.stdout.isatty() else 200)
-    rows = read_json(options.read) if options.read else _run(options)
+    rows = options.read or _run(options)
     if options.markdown:
         print(markdown(rows))
     else:
@@ -127,19 +127,49 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
     parser.add_argument("--full", action="store_true", help="every campaign, failpoints, roles and the simulator")
     parser.add_argument("--only", default="", metavar="WORDS", help="run only what has WORDS in its name")
-    parser.add_argument("--share", type=float, default=1.0, help="with --full: of the counts, such as 0.1")
+    parser.add_argument("--share", type=_share, default=1.0, help="with --full: of the counts, such as 0.1")
     parser.add_argument("--process", choices=PROCESSES, nargs="+", default=["runner"], help="who is hit, in turn")
     parser.add_argument("--signal", type=Signal, choices=list(Signal), nargs="+", default=[Signal.KILL], help="how")
-    parser.add_argument("--kills", type=int, default=10, help="faults that hit live streams")
-    parser.add_argument("--streams", type=int, default=_NUM_SLOTS, help="streams at a time")
+    parser.add_argument("--kills", type=_count, default=10, help="faults that hit live streams")
+    parser.add_argument("--streams", type=_count, default=_NUM_SLOTS, help="streams at a time")
     parser.add_argument("--standby", action="store_true", help="with a standby runner")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of all faults")
-    parser.add_argument("--model", type=Path, default=demo_model_path(), help="model directory")
+    parser.add_argument("--model", type=_existing, default=str(demo_model_path()), help="model directory")
     parser.add_argument("--logs", type=Path, help="directory for the servers' logs, which are kept then")
     parser.add_argument("--json", type=Path, help="file for everything that was found out")
     parser.add_argument("--markdown", action="store_true", help="print the scoreboard as docs/reliability.md has it")
-    parser.add_argument("--read", type=Path, metavar="JSON", help="run nothing; print an earlier run's scoreboard")
+    parser.add_argument(
+        "--read", type=_scoreboard, metavar="JSON", help="run nothing; print an earlier run's scoreboard"
+    )
     return parser.parse_args()
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return count
+
+
+def _share(text: str) -> float:
+    if not 0 < (share := float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return share
+
+
+def _existing(text: str) -> Path:
+    if not (path := Path(text)).exists():
+        raise argparse.ArgumentTypeError(f"there is no {text}")
+    return path
+
+
+def _scoreboard(text: str) -> list[Row]:
+    try:
+        rows = read_json(Path(text))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise argparse.ArgumentTypeError(f"{text} is no scoreboard: {error}") from error
+    if not rows:
+        raise argparse.ArgumentTypeError(f"{text} has no rows")
+    return rows
 
 
 def _campaign(options: argparse.Namespace) -> Campaign:

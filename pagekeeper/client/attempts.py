@@ -82,7 +82,7 @@ class Attempts:
         self._num_failures = 0
         self._quiet_since = self._began
         self._lost_at: float | None = None
-        self._num_late = 0
+        self._num_lost = 0
         self.has_begun = False
         self.may_be_live = False
 
@@ -110,8 +110,8 @@ class Attempts:
         """
         failure = failure_of(error)
         reason = to_error(error, self._route.server, has_begun=self.has_begun, tokens_received=tokens_received)
-        if failure is Failure.DUPLICATE and self._num_late:
-            # It was us: nobody else uses the request's id.
+        if failure is Failure.DUPLICATE and self._num_lost:
+            # It was us, as far as can be known.
             reason = UnavailableError(str(reason), tokens_received)
         pause_s = self._pause_s(failure, reason)
         if pause_s is None:
@@ -135,9 +135,9 @@ class Attempts:
         self._route.was_reached = True
         if failure is Failure.LOST:
             self.may_be_live = True
-            self._num_late += 1
+            self._num_lost += 1
         elif failure is Failure.DUPLICATE:
-            self._num_late -= 1
+            self._num_lost -= 1
 
         patience_s = self._patience_s(failure)
         if isinstance(reason, OverloadedError):
@@ -156,7 +156,7 @@ class Attempts:
             case Failure.DUPLICATE:
                 # A call of ours that was lost can reach its server late, and takes the place of the one after it, once.
                 # More often than that it was somebody else, with whom we do not fight over the request.
-                return self._num_late > 0
+                return self._num_lost > 0
             case Failure.OVERLOADED:
                 return self.has_begun
             case Failure.FINAL:

@@ -164,6 +164,9 @@ def _set_resume(message: generate_pb2.Resume, resume: Resume) -> None:
     for index, token_ids in enumerate(resume.token_ids):
         with _fitting(f"resume.candidates[{index}].token_ids"):
             message.candidates.add(index=index, token_ids=token_ids)
+    with _fitting("resume.finish_reasons"):
+        if len(resume.finish_reasons) > len(resume.token_ids):
+            raise ValueError("there are more than token_ids")
     for candidate, reason in zip(message.candidates, resume.finish_reasons, strict=False):
         with _fitting(f"resume.candidates[{candidate.index}].finish_reason"):
             candidate.finish_reason = _finish_reason(reason)

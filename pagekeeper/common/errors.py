@@ -57,6 +57,9 @@ class UnavailableError(TryAgainError):
 class DrainingError(UnavailableError):
     """This server ends. Another can serve this now, or the one that comes after it. Raised by servers alone."""
 
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
 
 class CannotConnectError(TryAgainError):
     """Nobody answers at the address, or not who was expected. Raised by clients alone."""

@@ -5,9 +5,10 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from bench.chaos.__main__ import Board
+from bench.chaos.__main__ import Board, main
 from bench.chaos.campaign import Campaign, Setting, run
 from bench.chaos.faults import Plan, Signal
 from bench.promise import Outcome
@@ -22,6 +23,26 @@ def test_a_name_that_no_campaign_has_is_a_failure(tiny_model: Path) -> None:
     done = chaos("--full", "--only", "kilt", "--model", str(tiny_model))
     assert done.returncode == 1
     assert "'kilt' in its name; there are: runner killed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--kills", "0"], "less than 1"),
+        (["--streams", "-1"], "less than 1"),
+        (["--full", "--share", "0"], "not above 0"),
+        (["--model", "/nowhere"], "there is no /nowhere"),
+        (["--read", "/nowhere.json"], "is no scoreboard"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    args: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["chaos", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 def test_what_cannot_be_run_is_a_failed_row() -> None:

@@ -360,7 +360,7 @@ async def test_a_reader_who_is_slow_at_the_end_keeps_nobody_from_the_runner(runt
         assert len(client.gateway._service._live) == 1
         assert len((await client.generate(prompt_request(PROMPT, max_tokens=5))).token_ids) == 5
         # Whatever ends it now, its answer is whole.
-        client.gateway._service._live.end_all("the server is shutting down")
+        client.gateway._service._live.end_all()
         answer = Answer()
         async for response in call:
             answer.take(response)

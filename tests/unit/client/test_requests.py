@@ -162,3 +162,8 @@ def test_tokens_that_do_not_fit_are_named_for_detokenize_too() -> None:
 def test_a_misspelt_parameter_is_a_type_error_as_for_any_function() -> None:
     with pytest.raises(TypeError, match=r"'warmth'; there are temperature, top_p"):
         request(warmth=1)
+
+
+def test_an_end_of_a_candidate_without_tokens_of_its_own_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="finish_reasons"):
+        request(resume=Resume(1, [[5]], ["stop", "stop"]))

@@ -28,7 +28,7 @@ from pagekeeper.common.rpc_errors import to_status
         (OverloadedError("full", 1.5), code_pb2.RESOURCE_EXHAUSTED, "OVERLOADED"),
         (SlowReaderError("slow"), code_pb2.RESOURCE_EXHAUSTED, "SLOW_READER"),
         (UnavailableError("gone", 7), code_pb2.UNAVAILABLE, "UNAVAILABLE"),
-        (DrainingError("bye", 7), code_pb2.UNAVAILABLE, "DRAINING"),
+        (DrainingError(), code_pb2.UNAVAILABLE, "DRAINING"),
         (DeadlineError("late"), code_pb2.DEADLINE_EXCEEDED, "DEADLINE"),
         (UnknownModelError("who"), code_pb2.NOT_FOUND, "UNKNOWN_MODEL"),
         (DuplicateRequestError("twice"), code_pb2.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
