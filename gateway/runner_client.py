@@ -6,9 +6,9 @@ import random
 import time
 from pathlib import Path
 
+from gateway import runner_stream
 from gateway.generation import Generation
 from gateway.router import Router
-from gateway.runner_link import RunnerLink
 from gateway.validation import Limits
 from pagekeeper.common.errors import UnavailableError
 from pagekeeper.common.sockets import RuntimeDir, unix_target
@@ -82,9 +82,7 @@ class RunnerClient:
         """Connect to one runner's socket, again each time it is lost, as long as the socket exists."""
         backoff_s = _FIRST_BACKOFF_S
         while path in self._runtime_dir.runner_sockets():
-            link = RunnerLink(unix_target(path), self._router, self._has_met_runner.set)
-            await link.run()
-            if link.was_ready:
+            if await runner_stream.serve(unix_target(path), self._router, self._has_met_runner.set):
                 backoff_s = _FIRST_BACKOFF_S
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)

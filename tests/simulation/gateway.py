@@ -1,13 +1,16 @@
 """A gateway's process: the real router, admission and live requests between simulated streams.
 
-A mirror of `gateway.service.GenerateService` towards clients; towards runners, of `gateway.runner_link`.
+A mirror of `gateway.service.GenerateService` towards clients; towards runners, of `gateway.runner_stream` around the
+real link.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.admission import Admission
 from gateway.finish_reason import FinishReason
-from gateway.generation import Generation
+from gateway.fleet import Link
+from gateway.generation import CacheUse, Generation
 from gateway.intake import Intake
 from gateway.live_requests import LiveRequest, LiveRequests
 from gateway.router import Router
@@ -16,7 +19,8 @@ from pagekeeper.common.errors import PagekeeperError
 from tests.simulation.network import End, Network
 from tests.simulation.process import Process
 from tests.simulation.requests import Call, Delta, Message
-from tests.simulation.runner_link import RunnerLink
+from tests.simulation.runner_stream import RunnerStream
+from tests.simulation.world import Violation
 
 _RECONNECT_S = 0.1
 _SWEEP_INTERVAL_S = 1.0
@@ -40,12 +44,35 @@ class GatewaySettings:
     slow_reader_s: float
 
 
+class _CheckedRouter(Router):
+    """The router; that of an attempt which is over nothing may come is seen to."""
+
+    def __init__(self, gateway: str, wait_s: float, clock: Callable[[], float]) -> None:
+        super().__init__(wait_s, clock)
+        self._gateway = gateway
+
+    def take_tokens(
+        self, link: Link, number: int, attempt: int, position: int, tokens: Tokens, use: CacheUse | None = None
+    ) -> None:
+        before = self._known_to_others(number, attempt)
+        super().take_tokens(link, number, attempt, position, tokens, use)
+        if before is not None and before != self._known_to_others(number, attempt):
+            raise Violation(f"{self._gateway} takes {tokens} of attempt {attempt}, which is over")
+
+    def _known_to_others(self, number: int, attempt: int) -> list[list[int]] | None:
+        """Every token of the answer, if this attempt is over."""
+        place = self._places.get(number)
+        if place is None or (place.runner is not None and place.generation.attempt == attempt):
+            return None
+        return [token_ids.copy() for token_ids in place.generation.token_ids.values()]
+
+
 class Gateway(Process):
     """One life of a gateway."""
 
     def __init__(self, network: Network, name: str, settings: GatewaySettings) -> None:
         super().__init__(network.world, name)
-        self.router = Router(settings.runner_wait_s, lambda: network.world.now)
+        self.router = _CheckedRouter(name, settings.runner_wait_s, lambda: network.world.now)
         self.admission = Admission(settings.max_concurrent, max_queue=1000)
         self.live = LiveRequests()
         self.intake = Intake(self.live, self.admission, self.router)
@@ -100,7 +127,7 @@ class Gateway(Process):
             self.num_losses += was_loss
             self.after(_RECONNECT_S, self._keep_link, name)
 
-        RunnerLink(self._network, self, self.router, name, self.pump, lost)
+        RunnerStream(self._network, self, self.router, name, self.pump, lost)
 
     def _sweep(self) -> None:
         self.router.tick()
