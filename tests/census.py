@@ -36,7 +36,7 @@ class Census:
 def environment(folder: Path) -> dict[str, str]:
     """Variables for the processes to be counted; `folder` is where they put their counts."""
     hook = Path(__file__).parent / "fakes" / "census"
-    return {"PYTHONPATH": str(hook), "PAGEKEEPER_TEST_CENSUS": str(folder)}
+    return {"PYTHONPATH": str(hook), "TEST_CENSUS": str(folder)}
 
 
 def take(pids: dict[str, int], folder: Path) -> dict[str, Census]:

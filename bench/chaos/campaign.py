@@ -23,6 +23,8 @@ from pagekeeper.cli.server import Server, ServerFailedError
 from pagekeeper.common.errors import PagekeeperError
 
 _GROWTH_FROM = 20
+_WARM_UP_LIMIT_S = 120.0
+"""For a standby; the runner is stopped for so long."""
 _MOST_ROWS = 128
 
 Tell = Callable[[str], None]
@@ -65,7 +67,14 @@ class Campaign:
             variables["PAGEKEEPER_HANG_LIMIT_S"] = f"{HANG_LIMIT_S:g}"
         if "runner" in self.survivors:
             variables["PAGEKEEPER_MAX_BATCH_TOKENS"] = f"{_MOST_ROWS}"
+        if self.warms_up and self.standby:
+            variables["PAGEKEEPER_HANG_LIMIT_S"] = f"{_WARM_UP_LIMIT_S:g}"
         return variables
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether runners live through it, and so many faults that growth can be judged."""
+        return "runner" in self.survivors and self.plan.count > _GROWTH_FROM
 
     @property
     def keeps_the_pool(self) -> bool:
@@ -151,8 +160,10 @@ class _Run:
             try:
                 await self._monkey.until_up("at the start")
                 await self._load.expect()
-                if "runner" in self._campaign.survivors and self._campaign.plan.count > _GROWTH_FROM:
+                if self._campaign.warms_up:
                     await self._load.try_lengths(_MOST_ROWS)
+                    if self._campaign.standby:
+                        await self._monkey.while_stopped("runner", self._load.try_lengths(_MOST_ROWS))
                 await self._strike_all()
             except (NoRecoveryError, ProcessLookupError, TimeoutError, PagekeeperError) as error:
                 self._report.broken = f"{type(error).__name__}: {error}"

@@ -4,7 +4,7 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 
 from bench.chaos.faults import Fault, Signal
@@ -70,6 +70,14 @@ class Monkey:
         untouched = {name: other for name, other in before.items() if other != pid or fault.signal is Signal.STOP}
         self.num_bystanders += sum(after.get(name) != other for name, other in untouched.items())
         return replace(strike, up_at=up_at, opens=later and later - opens)
+
+    async def while_stopped(self, process: str, work: Awaitable[None]) -> None:
+        """Have this done while a process is stopped, with nothing in the cache."""
+        await self._observer.flush()
+        with Process(self._children()[process]) as stopped:
+            stopped.send(signal.SIGSTOP)
+            await work
+        await self.until_up(f"after a pause of the {process}")
 
     async def until_up(self, when: str) -> float:
         """Wait until every process is there, every runner attached, and the gateway serves; returns that moment."""

@@ -17,7 +17,8 @@ def promise(name: str, *selection: str, **environment: str) -> Promise:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=variables
         )
-        summary = done.stdout.strip().splitlines()[-1].strip("= ")
+        told = [line for line in done.stdout.splitlines() if re.match(r"FAILED|ERROR|=* ?\d+ (passed|failed)", line)]
+        summary = "; ".join(line.strip("= ") for line in told[::-1]) or "no test was run"
         return Outcome(summary, "all tests", done.returncode == 0 and re.search(r"\d+ passed", summary) is not None)
 
     return Promise(name, measure)

@@ -12,6 +12,7 @@ from pagekeeper.cli.processes import is_stopped
 _ASKS = 5
 _SERVING_POLL_S = 0.1
 _SERVING_LIMIT_S = 2.0
+_STOPPED_POLL_S = 0.05
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # these processes are on this machine
     ("grpc.use_local_subchannel_pool", 1),  # nothing is remembered of a process that listened there before
@@ -66,14 +67,19 @@ class Pulse:
 
     async def ask(self, limit_s: float) -> bool:
         """Whether it lives, as far as can be known within so many seconds."""
-        if is_stopped(self._pid):
-            return False
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_s
+        # To look once is not enough: who is stopped and goes on again and again may be seen stopped each time.
+        while is_stopped(self._pid):
+            if loop.time() > deadline:
+                return False
+            await asyncio.sleep(_STOPPED_POLL_S)
         if self._channel is None:
             if (address := self._address()) is None:
                 return True
             self._channel = _connect(address)
         try:
-            await _is_serving(self._channel, limit_s)
+            await _is_serving(self._channel, max(deadline - loop.time(), _STOPPED_POLL_S))
         except grpc.aio.AioRpcError as error:
             if error.code() in _NO_ANSWER:
                 return not self._has_answered

@@ -17,6 +17,7 @@ MEMORY_MARGIN = 8 << 20
 """What oneDNN and malloc keep levels off within 30 restarts, 8 MB after the first ten of them."""
 SETTLE_LIMIT_S = 40.0
 """gRPC's own threads come with load and go after 20 s of idleness."""
+pytestmark = pytest.mark.timeout(120 + 5 * num_cycles(16))
 
 
 def check_no_growth(before: census.Census, pid: int, folder: Path) -> None:

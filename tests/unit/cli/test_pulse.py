@@ -1,12 +1,14 @@
 """What counts as life, and when a process counts as hung."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterable
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from pagekeeper.cli.processes import is_stopped
 from pagekeeper.cli.pulse import Pulse, until_serving, until_silent
 
 NOBODY = "127.0.0.1:1"
@@ -88,6 +90,24 @@ async def test_who_has_answered_once_must_go_on_answering(server: tuple[grpc.aio
     await service.stop(None)
     assert [await pulse.ask(0.05) for _ in range(3)] == [False] * 3
     await pulse.close()
+
+
+async def test_who_is_stopped_lives_if_it_goes_on_in_time() -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    try:
+        process.send_signal(signal.SIGSTOP)
+        while not is_stopped(process.pid):
+            await asyncio.sleep(0.01)
+        pulse = Pulse(process.pid, lambda: None)
+        assert not await pulse.ask(0.2)
+        asked = asyncio.create_task(pulse.ask(LIMIT_S))
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        process.send_signal(signal.SIGCONT)
+        assert await asked
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def test_serving_is_waited_for(server: tuple[grpc.aio.Server, str]) -> None:
