@@ -92,7 +92,7 @@ accept: $(TEST_ENV) $(DEMO_MODEL) ## Measure every promise and print promise, fi
 	$(BIN)/python -m bench.accept
 
 .PHONY: chaos
-chaos: $(TEST_ENV) $(DEMO_MODEL) ## Kill and stop real processes hundreds of times and keep the score; over an hour
+chaos: $(TEST_ENV) $(DEMO_MODEL) ## Kill and stop real processes hundreds of times and keep the score; an hour and a half
 	$(BIN)/python -m bench.chaos --full --json build/chaos.json --logs build/chaos $(ARGS)
 
 .PHONY: bench
