@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,16 @@ def prompt_request(token_ids: Iterable[int] = (5, 6, 7), **sampling: Any) -> Gen
     return GenerateRequest(
         token_ids=generate_pb2.TokenIds(token_ids=token_ids), sampling=types_pb2.SamplingParams(**sampling)
     )
+
+
+def resuming(request: GenerateRequest, seed: int, *token_ids: Sequence[int]) -> GenerateRequest:
+    """The same request behind these tokens of its candidates."""
+    resumed = GenerateRequest()
+    resumed.CopyFrom(request)
+    resumed.resume.seed = seed
+    for index, each in enumerate(token_ids):
+        resumed.resume.candidates.add(index=index, token_ids=each)
+    return resumed
 
 
 @dataclass

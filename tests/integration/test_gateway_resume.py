@@ -11,7 +11,7 @@ import pytest
 from pagekeeper.common.sockets import RuntimeDir
 from pagekeeper.v1 import types_pb2
 from pagekeeper.v1.generate_pb2 import Branch, GenerateRequest, Resume
-from tests.fakes.gateway import Answer, GatewayClient, failure, prompt_request, running_gateway, until
+from tests.fakes.gateway import Answer, GatewayClient, failure, prompt_request, resuming, running_gateway, until
 from tests.fakes.runner import FakeRunner, answer_of
 from tests.fakes.tokenizer import END_OF_TURN_ID, byte_level_tokenizer, write_model_directory
 
@@ -47,16 +47,6 @@ def named(**sampling: Any) -> GenerateRequest:
     request = prompt_request(PROMPT, **sampling)
     request.request_id = "mine"
     return request
-
-
-def resuming(request: GenerateRequest, seed: int, *token_ids: Sequence[int]) -> GenerateRequest:
-    """The same request behind these tokens of its candidates."""
-    resumed = GenerateRequest()
-    resumed.CopyFrom(request)
-    resumed.resume.seed = seed
-    for index, each in enumerate(token_ids):
-        resumed.resume.candidates.add(index=index, token_ids=each)
-    return resumed
 
 
 async def test_a_resumed_stream_goes_on_behind_the_tokens_that_the_client_has(

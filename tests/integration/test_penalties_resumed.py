@@ -10,8 +10,7 @@ import pytest
 
 from pagekeeper.common.sockets import RuntimeDir
 from pagekeeper.v1 import runner_pb2
-from pagekeeper.v1.generate_pb2 import GenerateRequest
-from tests.fakes.gateway import prompt_request, running_gateway, until
+from tests.fakes.gateway import prompt_request, resuming, running_gateway, until
 from tests.fakes.manager import ManagerProcess
 from tests.fakes.runner import FakeRunner, Script, answer_of
 from tests.fakes.runner_process import RunnerSpawner
@@ -34,15 +33,6 @@ def model(tmp_path: Path) -> Path:
     return write_model_directory(tmp_path / "tiny")
 
 
-def resuming(request: GenerateRequest, seed: int, token_ids: list[list[int]]) -> GenerateRequest:
-    resumed = GenerateRequest()
-    resumed.CopyFrom(request)
-    resumed.resume.seed = seed
-    for index, each in enumerate(token_ids):
-        resumed.resume.candidates.add(index=index, token_ids=each)
-    return resumed
-
-
 def known(submit: runner_pb2.Submit) -> dict[int, list[int]]:
     return {candidate.index: list(candidate.generated_token_ids) for candidate in submit.candidates}
 
@@ -63,7 +53,7 @@ async def test_every_further_attempt_has_the_same_parameters_and_the_tokens_to_c
             whole = await call
             assert whole.all_token_ids() == [answer_of(3, PROMPT, 30, index) for index in range(2)]
             received = [whole.candidates[0].token_ids[:12], whole.candidates[1].token_ids[:4]]
-            rest = await other.generate(resuming(request, 3, received))
+            rest = await other.generate(resuming(request, 3, *received))
             assert [[*have, *more] for have, more in zip(received, rest.all_token_ids(), strict=True)] == (
                 whole.all_token_ids()
             )
@@ -108,7 +98,7 @@ async def test_an_answer_with_penalties_is_the_same_after_its_runner_or_its_gate
         other = await ends.enter_async_context(running_gateway(runtime_dir, tiny_model))
         await other.until_runners(2)
         received = [token_ids[: 7 + 50 * index] for index, token_ids in enumerate(whole.all_token_ids())]
-        rest = await other.generate(resuming(request, 3, received))
+        rest = await other.generate(resuming(request, 3, *received))
         for have, more, expected in zip(received, rest.all_token_ids(), whole.all_token_ids(), strict=True):
             assert [*have, *more] == expected
         assert all(whole.candidates[index].text.endswith(rest.candidates[index].text) for index in range(n))
