@@ -13,6 +13,7 @@ from pagekeeper.cli.life import Line
 from pagekeeper.cli.pulse import until_serving
 from pagekeeper.cli.supervisor import Child, Program
 from pagekeeper.common.errors import PagekeeperError
+from pagekeeper.common.logging import StandardError
 from pagekeeper.common.sockets import RuntimeDir, unix_target
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -118,4 +119,4 @@ class Stack:
             if line.get("level") in _LEVELS[: _LEVELS.index(self._settings.log_level)]:
                 return
             line = str(self._render(None, "", dict(line)))  # it takes from what it is given
-        print(line, file=sys.stderr, flush=True)
+        print(line, file=StandardError(), flush=True)

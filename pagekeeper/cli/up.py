@@ -93,13 +93,14 @@ async def _serve(settings: UpSettings, device: str, model: Path, runtime_dir: Ru
 
 async def _announce(stack: Stack) -> None:
     facts = await stack.until_serving()
-    print(f"ready  {facts}  pid={os.getpid()}", flush=True)
+    with contextlib.suppress(OSError):  # whoever reads may be gone by now
+        print(f"ready  {facts}  pid={os.getpid()}", flush=True)
 
 
 class _Orders:
     """What signals tell us: SIGTERM and SIGINT to stop, a second SIGINT to do it at once, SIGHUP to renew the runners.
 
-    SIGHUP also comes when the terminal closes. Then it means to stop, unless we were started with nohup.
+    SIGHUP also comes when the terminal closes. Then it means to stop, or nothing if we were started with nohup.
 
     Attributes:
         stop: set when it is time to stop.
@@ -110,7 +111,8 @@ class _Orders:
         self.stop = asyncio.Event()
         self.interrupted = False
         self._stack = stack
-        self._ends_with_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        self._has_terminal = _has_terminal()
+        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
         self._shown = [stream.fileno() for stream in (sys.stdout, sys.stderr) if stream.isatty()]
         self._renewal: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
@@ -125,11 +127,13 @@ class _Orders:
         self.stop.set()
 
     def _on_hangup(self) -> None:
-        if self._ends_with_terminal and not _has_terminal():
+        if self._has_terminal and not _has_terminal():
+            self._has_terminal = False
             with Path(os.devnull).open("w") as nowhere:
                 for descriptor in self._shown:  # to write there would be an error now
                     os.dup2(nowhere.fileno(), descriptor)
-            self.stop.set()
+            if self._ends_with_terminal:
+                self.stop.set()
         elif not self._stack.has_served or (self._renewal is not None and not self._renewal.done()):
             log.warning("SIGHUP ignored: the runners are only just starting")
         else:

@@ -1,12 +1,30 @@
 """Structured logs on standard error: for people on a terminal, JSON lines otherwise."""
 
+import contextlib
+import io
 import logging
 import os
 import sys
+from typing import TextIO, cast
 
 import structlog
 
 from pagekeeper.common.names import unknown_variables
+
+
+class StandardError(io.TextIOBase):
+    """Standard error, for logs: a terminal or a pipe that is gone takes no line any more, and ends nobody's work."""
+
+    def write(self, text: str) -> int:
+        """Write, if that is possible."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if that is possible."""
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def configure_logging(process: str, level: str = "info") -> None:
@@ -32,7 +50,7 @@ def configure_logging(process: str, level: str = "info") -> None:
             structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", StandardError())),  # it writes and flushes, no more
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)

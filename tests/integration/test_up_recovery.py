@@ -196,15 +196,27 @@ def test_a_second_ctrl_c_ends_everything_at_once_with_130(start_server: StartSer
     assert not [pid for pid in pids.values() if Path(f"/proc/{pid}").exists()]
 
 
-def test_when_the_terminal_closes_everything_ends(tiny_model: Path, runtime_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("", "", id="by-itself"),
+        # With nohup it serves on, though no line of its log can be shown any more.
+        pytest.param(
+            "signal.signal(signal.SIGHUP, signal.SIG_IGN)",
+            "for order in (signal.SIGHUP, signal.SIGTERM): time.sleep(1); os.kill(pid, order)",
+            id="when-told",
+        ),
+    ],
+)
+def test_when_the_terminal_closes_everything_ends(tiny_model: Path, runtime_dir: Path, before: str, after: str) -> None:
     flags = ["--model", str(tiny_model), "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
     program = (
-        "import os, pty, sys\n"
+        f"import os, pty, signal, sys, time\n{before}\n"
         "pid, terminal = pty.fork()\n"
         f"if not pid: os.execv(sys.executable, [sys.executable, '-m', 'pagekeeper', 'up', *{flags}])\n"
         "shown = b''\n"
         "while b'ready  grpc=' not in shown: shown += os.read(terminal, 4096)\n"
-        "os.close(terminal)\n"
+        f"os.close(terminal)\n{after}\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )
     environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime_dir), "PAGEKEEPER_THREADS": "1"}
