@@ -71,6 +71,11 @@ class Exchange(Protocol):
         """The pool, at least `num_blocks * block_bytes` bytes; closed with the exchange."""
         ...
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session is known to be over; any thread may ask."""
+        ...
+
     def send(self, step: int, completed_step: int, operations: list[Operation]) -> None:
         """Send the next message; never blocks. The arguments are those of `StepMessage`.
 
@@ -194,6 +199,11 @@ class CacheClient(Exchange):
         """The pool."""
         return self._memory
 
+    @property
+    def is_lost(self) -> bool:
+        """See `Exchange.is_lost`: at once when the manager is gone, whether or not something is sent."""
+        return self._stream.is_lost
+
     def send(self, step: int, completed_step: int, operations: list[Operation]) -> None:
         """See `Exchange.send`."""
         self._stream.send(step, completed_step, operations)
@@ -262,6 +272,10 @@ class _Stream:
         except PagekeeperError:
             self.close()
             raise
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
 
     def send(self, step: int, completed_step: int, operations: list[Operation]) -> None:
         if self._lost is not None:

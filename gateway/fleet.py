@@ -83,6 +83,11 @@ class Fleet:
         return self._limits
 
     @property
+    def num_well(self) -> int:
+        """How many runners do what they are for; one that drains ends on purpose, so nothing is wrong with it."""
+        return sum(runner.has_manager or runner.is_draining for runner in self._runners.values())
+
+    @property
     def is_serving(self) -> bool:
         """Whether some runner would answer a request now."""
         return any(runner.has_manager and not runner.is_draining for runner in self._runners.values())

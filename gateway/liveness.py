@@ -7,7 +7,8 @@ PING_INTERVAL_S = 0.25
 
 # No Pong for 1.5 s. Pings are counted, not seconds, so that a gateway which itself was held up blames nobody.
 _MAX_UNANSWERED_PINGS = 6
-# The engine, idle or not, calls its manager at least every half a second.
+# The engine, idle or not, calls its manager at least every half a second. This tells of one that hangs; one that is
+# dead breaks the session, of which the engine knows at once.
 _MAX_MANAGER_SILENCE_S = 1.0
 
 
@@ -37,6 +38,6 @@ def is_hung(engine: EngineReport) -> bool:
 
 
 def has_manager(engine: EngineReport) -> bool:
-    """Whether the cache manager answers the engine, or is late by no more than may be."""
+    """Whether the engine has a session with a cache manager, which answers, or is late by no more than may be."""
     waits = engine.state == EngineReport.STATE_WAITING_FOR_MANAGER
-    return not waits or engine.seconds <= _MAX_MANAGER_SILENCE_S
+    return not engine.detached and not (waits and engine.seconds > _MAX_MANAGER_SILENCE_S)

@@ -69,6 +69,11 @@ class Router:
         return self._fleet.is_serving
 
     @property
+    def num_well(self) -> int:
+        """How many runners have their cache manager, or drain."""
+        return self._fleet.num_well
+
+    @property
     def num_waiting(self) -> int:
         """Generations without a runner."""
         return sum(place.runner is None for place in self._places.values())

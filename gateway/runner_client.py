@@ -38,6 +38,14 @@ class RunnerClient:
         return self._router.is_serving
 
     @property
+    def is_complete(self) -> bool:
+        """Whether none is missing: each runner's socket is a runner's that is alive and has its cache manager.
+
+        Whoever ends in order takes its socket away; that of one that was killed stays until its successor's.
+        """
+        return self.is_serving and self._router.num_well >= len(self._runtime_dir.runner_sockets())
+
+    @property
     def has_limits(self) -> bool:
         """Whether `limits` are known."""
         return self._router.limits is not None

@@ -14,9 +14,10 @@ from gateway.service import GenerateService
 from pagekeeper.common.errors import ConfigurationError
 from pagekeeper.common.reflection import add_reflection
 from pagekeeper.common.sockets import SERVER_OPTIONS, RuntimeDir
-from pagekeeper.v1 import generate_pb2, generate_pb2_grpc
+from pagekeeper.v1 import generate_pb2, generate_pb2_grpc, runner_pb2
 
 _GENERATE = generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name
+_RUNNERS = runner_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name
 _HEALTH_INTERVAL_S = 0.1
 # Above what admission takes, so that one client's excess is refused there and not queued silently by HTTP/2.
 _SPARE_STREAMS = 64
@@ -58,7 +59,7 @@ class Gateway:
         self._runtime_dir.prepare()
         server = self._build_server()
         self.address = _bind(server, self._settings.listen)
-        await self._set_health(serving=False)
+        await self._set_health(False, False)
         await server.start()
         async with asyncio.TaskGroup() as tasks:
             # One of them ending would be a fault, and ends the process.
@@ -88,19 +89,20 @@ class Gateway:
 
     async def _report_health(self) -> None:
         """Keep the health service true, until cancelled."""
-        was_serving = False
+        told = (False, False)
         while True:
-            is_serving = self._runners.is_serving
-            if is_serving != was_serving:
-                log.info("health changed", serving=is_serving)
-                await self._set_health(serving=is_serving)
-                was_serving = is_serving
+            now = (self._runners.is_serving, self._runners.is_complete)
+            if now != told:
+                log.info("health changed", serving=now[0], all_runners=now[1])
+                await self._set_health(*now)
+                told = now
             await asyncio.sleep(_HEALTH_INTERVAL_S)
 
-    async def _set_health(self, *, serving: bool) -> None:
+    async def _set_health(self, is_serving: bool, is_complete: bool) -> None:
+        """Tell whether requests are answered, and, for whoever watches over the runners, whether none is missing."""
         response = health_pb2.HealthCheckResponse
-        for name in (health.OVERALL_HEALTH, _GENERATE):
-            await self._health.set(name, response.SERVING if serving else response.NOT_SERVING)
+        for name, well in ((health.OVERALL_HEALTH, is_serving), (_GENERATE, is_serving), (_RUNNERS, is_complete)):
+            await self._health.set(name, response.SERVING if well else response.NOT_SERVING)
 
 
 def _bind(server: grpc.aio.Server, listen: str) -> str:

@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class CacheSession:
-    """For the engine's thread alone.
+    """For the engine's thread alone, but for `is_attached`.
 
     Args:
         connect: waits for a cache manager and begins a session with it.
@@ -33,8 +33,15 @@ class CacheSession:
         self._device = device
         self._is_stopping = is_stopping
         self._exchange: Exchange | None = None
+        self._has_answered = False
         self._held_since: int | None = None
         self._next_heartbeat = 0.0
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a session that is not lost, and its first message has been answered; any thread may ask."""
+        exchange = self._exchange
+        return self._has_answered and exchange is not None and not exchange.is_lost
 
     @property
     def holds_blocks(self) -> bool:
@@ -63,6 +70,7 @@ class CacheSession:
         if any(isinstance(operation, Release) for operation in operations):
             failpoint("runner.mid_release")
         results = self._receive(self._exchange)
+        self._has_answered = True
         self._next_heartbeat = time.monotonic() + _HEARTBEAT_S
         if self._reports_end(completed_step):
             self._held_since = None
@@ -81,6 +89,7 @@ class CacheSession:
         """
         if self._is_stopping():
             raise CacheConnectionLost("the runner is stopping")
+        self._has_answered = False
         if self._exchange is None or not _reattached(self._exchange):
             # The old pool is unmapped before a new one is asked for: both may not fit into memory.
             self._let_go()

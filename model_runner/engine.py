@@ -124,6 +124,7 @@ class Engine:
             step_seconds=self._step_seconds,
             manager_wait_seconds=self._manager_wait_seconds,
             preemptions=self._scheduler.num_preemptions,
+            detached=not self._session.is_attached,
         )
 
     # -- the engine's thread

@@ -38,6 +38,8 @@ class EngineReport:
     manager_wait_seconds: float
     """Of it and beside it: total time in which the device had nothing to do because an answer was missing."""
     preemptions: int
+    detached: bool
+    """There is no session with a cache manager: it is lost, or its first message is not answered yet."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class EngineState:
         step_seconds: float,
         manager_wait_seconds: float,
         preemptions: int,
+        *,
+        detached: bool,
     ) -> EngineReport:
         """Name the activity: while a step still runs, it takes a slow answer for the cache manager to be named."""
         in_step = self.flight is not None and not self.flight.ended
@@ -87,4 +91,5 @@ class EngineState:
             step_seconds=step_seconds,
             manager_wait_seconds=manager_wait_seconds,
             preemptions=preemptions,
+            detached=detached,
         )

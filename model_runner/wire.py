@@ -153,4 +153,5 @@ def wire_report(report: EngineReport) -> runner_pb2.EngineReport:
         step_seconds=report.step_seconds,
         manager_wait_seconds=report.manager_wait_seconds,
         preemptions=report.preemptions,
+        detached=report.detached,
     )

@@ -214,7 +214,7 @@ class _Run:
         report.num_bystanders = self._monkey.num_bystanders
         report.pause = pause_of(pauses(strikes, streams))
         answers = self._observer.answers
-        report.health = health_figures(strikes, streams, answers, time.monotonic(), tolerance_s=2 * POLL_S)
+        report.health = health_figures(strikes, answers, time.monotonic(), tolerance_s=2 * POLL_S)
         if self._campaign.keeps_the_pool and not report.broken:
             report.missed_tokens = missed_tokens(strikes)
             if self._campaign.keeps_requests:

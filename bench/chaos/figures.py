@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.chaos.faults import Fault
+from bench.chaos.faults import Fault, Signal
 from bench.chaos.streams import Stream
 
 _ON_THEIR_WAY = 2
@@ -46,7 +46,8 @@ class Strike:
         num_live: streams under way then.
         sure_before: streams that began before this moment were at the process that was hit; later ones may have been
             with another runner, that had become ready meanwhile.
-        has_stand_in: another runner was ready to go on, so that the gateway has no reason to stop serving.
+        has_stand_in: another runner goes on, so that the gateway serves all the while; its health tells of the loss by
+            the name of the runners' service.
         up_at: when every process was there and attached again.
         opens: from the fault until every stream had gone on; None: the manager itself was hit.
     """
@@ -63,13 +64,9 @@ class Strike:
 def pauses(strikes: Sequence[Strike], streams: Sequence[Stream]) -> list[float]:
     """For each strike and each stream that it surely hit: seconds from the signal to the stream's next token."""
     ends = [*(strike.at for strike in strikes[1:]), math.inf]
-    return [pause for strike, end in zip(strikes, ends, strict=True) for pause in _pauses(strike, end, streams)]
-
-
-def _pauses(strike: Strike, end: float, streams: Iterable[Stream]) -> list[float]:
-    """Of one strike, if they ended before `end`."""
     return [
         resumed - strike.at
+        for strike, end in zip(strikes, ends, strict=True)
         for stream in streams
         if stream.lives_at(strike.at) and stream.began < strike.sure_before
         if (resumed := _resumed_at(stream, strike.at, end)) is not None
@@ -127,15 +124,30 @@ def missed_tokens(strikes: Iterable[Strike]) -> float | None:
 
 
 @dataclass(frozen=True)
+class HealthAnswer:
+    """What the health service said, or that it said nothing.
+
+    Attributes:
+        at: when, by the monotonic clock.
+        serving: whether the gateway was SERVING.
+        complete: whether the runners' service was: none of them is missing.
+    """
+
+    at: float
+    serving: bool
+    complete: bool
+
+
+@dataclass(frozen=True)
 class HealthFigures:
     """How health followed.
 
     Attributes:
-        num_told: strikes after which it was not SERVING before the outage ended: a stream went on, or all were up.
+        num_told: strikes after which it was not SERVING while something was missing.
         slowest_s: longest time from one of these until it said so.
         back_s: longest time from one of these until it was SERVING again.
-        num_late: strikes with an outage over `HEALTH_LIMIT_S` that health had not told by then; only of those without
-            a stand-in.
+        num_late: strikes that health had not told within `HEALTH_LIMIT_S`: deaths and hangs, and of processes that went
+            on by themselves those that were away for longer than that.
     """
 
     num_told: int
@@ -146,8 +158,7 @@ class HealthFigures:
 
 def health_figures(
     strikes: Sequence[Strike],
-    streams: Sequence[Stream],
-    answers: Sequence[tuple[float, bool]],
+    answers: Sequence[HealthAnswer],
     until: float,
     tolerance_s: float,
 ) -> HealthFigures:
@@ -155,13 +166,12 @@ def health_figures(
 
     Args:
         strikes: in order.
-        streams: all of them.
-        answers: of the health service, in order: when, and whether it was SERVING.
+        answers: of the health service, in order.
         until: the end of the run.
         tolerance_s: how far apart its answers are.
     """
     ends = [strike.at for strike in strikes[1:]] + [until]
-    waits = [_telling(strike, end, streams, answers, tolerance_s) for strike, end in zip(strikes, ends, strict=True)]
+    waits = [_telling(strike, end, answers, tolerance_s) for strike, end in zip(strikes, ends, strict=True)]
     told = [wait for wait in waits if wait.down_s is not None]
     return HealthFigures(
         num_told=len(told),
@@ -180,16 +190,14 @@ class _Telling:
     is_late: bool
 
 
-def _telling(
-    strike: Strike, end: float, streams: Sequence[Stream], answers: Sequence[tuple[float, bool]], tolerance_s: float
-) -> _Telling:
-    went_on = [strike.at + pause for pause in _pauses(strike, end, streams)]
-    outage_ends = min([strike.up_at, end, *went_on])
-    down = next((at for at, serving in answers if strike.at < at < outage_ends + tolerance_s and not serving), math.inf)
-    back = next((at for at, serving in answers if at > down and serving), end)
-    limit = strike.at + HEALTH_LIMIT_S + tolerance_s
+def _telling(strike: Strike, end: float, answers: Sequence[HealthAnswer], tolerance_s: float) -> _Telling:
+    told = [(answer.at, answer.complete if strike.has_stand_in else answer.serving) for answer in answers]
+    over = min(strike.up_at, end) + tolerance_s
+    down = next((at for at, well in told if strike.at < at < over and not well), math.inf)
+    back = next((at for at, well in told if at > down and well), end)
+    away_s = strike.fault.hold_s if strike.fault.signal is Signal.STOP else math.inf
     return _Telling(
         down_s=down - strike.at if down < math.inf else None,
         back_s=back - strike.at,
-        is_late=not strike.has_stand_in and limit < min(outage_ends, down),
+        is_late=HEALTH_LIMIT_S + tolerance_s < min(away_s, down - strike.at),
     )

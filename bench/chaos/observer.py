@@ -9,15 +9,17 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.chaos.figures import Opens
+from bench.chaos.figures import HealthAnswer, Opens
 from pagekeeper.client import AdminClient
 from pagekeeper.common.errors import PagekeeperError
+from pagekeeper.v1 import runner_pb2
 
 Answer = TypeVar("Answer")
 
 POLL_S = 0.05
 """Between two questions for health."""
 _HEALTH_TIMEOUT_S = 1.0
+_RUNNERS = runner_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name
 # A connection of its own, which tries again at once: what is measured is the server, not a client's backoff.
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
@@ -45,30 +47,34 @@ class Observer:
         admin: address of the admin port.
 
     Attributes:
-        answers: when the health service answered, or failed to, and whether it was SERVING.
+        answers: of the health service, in order.
     """
 
     def __init__(self, gateway: str, admin: str) -> None:
         self._gateway = gateway
         self._admin = admin
-        self.answers: list[tuple[float, bool]] = []
+        self.answers: list[HealthAnswer] = []
 
     def serves_since(self, moment: float) -> bool:
-        """Whether it was asked after that moment, and was SERVING when asked last."""
-        return self.answers[-1:] > [(moment, True)] and self.answers[-1][1]
+        """Whether it was asked after that moment, and then served last, with no runner missing."""
+        return any(answer.at > moment and answer.serving and answer.complete for answer in self.answers[-1:])
 
     async def watch_health(self) -> None:
         """Ask until cancelled."""
         async with grpc.aio.insecure_channel(self._gateway, options=_OPTIONS) as channel:
             # types-grpcio-health-checking leaves the stub's methods out
             check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]
+
+            async def is_well(service: str) -> bool:
+                answer = await check(health_pb2.HealthCheckRequest(service=service), timeout=_HEALTH_TIMEOUT_S)
+                return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
             while True:
                 try:
-                    answer = await check(health_pb2.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT_S)
-                    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
+                    serving, complete = await is_well(""), await is_well(_RUNNERS)
                 except grpc.aio.AioRpcError:
-                    serving = False
-                self.answers.append((time.monotonic(), serving))
+                    serving, complete = False, False
+                self.answers.append(HealthAnswer(time.monotonic(), serving, complete))
                 await asyncio.sleep(POLL_S)
 
     async def runners(self) -> list[Runner]:

@@ -253,13 +253,13 @@ class AsyncClient:
         response = await self._ask_for(lambda stub, left_s: stub.ListModels(request, timeout=left_s), timeout_s)
         return models(response.models)
 
-    async def health(self, *, timeout_s: float | None = HEALTH_TIMEOUT_S) -> bool:
+    async def health(self, service: str = "", *, timeout_s: float | None = HEALTH_TIMEOUT_S) -> bool:
         """As `Client.health`."""
 
         def check(channel: grpc.aio.Channel, left_s: float | None) -> Awaitable[health_pb2.HealthCheckResponse]:
             stub = health_pb2_grpc.HealthStub(channel)
             # types-grpcio-health-checking leaves the stub's methods out
-            return stub.Check(health_pb2.HealthCheckRequest(), timeout=left_s)  # type: ignore[attr-defined,no-any-return]
+            return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=left_s)  # type: ignore[attr-defined,no-any-return]
 
         return is_serving(await self._ask(check, Attempts(self._route, timeout_s, resume_for_s=0.0)))
 

@@ -79,8 +79,12 @@ class Connection:
         """Close the connection; what still runs on it is ended."""
         self._channels.close()
 
-    def health(self, *, timeout_s: float | None = HEALTH_TIMEOUT_S) -> bool:
+    def health(self, service: str = "", *, timeout_s: float | None = HEALTH_TIMEOUT_S) -> bool:
         """Whether the server says that it can serve, at the first address where there is one.
+
+        Args:
+            service: one service of it, such as "pagekeeper.v1.RunnerService": whether no runner is missing.
+            timeout_s: how long to wait, in seconds.
 
         Raises:
             TryAgainError: it cannot be asked.
@@ -89,7 +93,7 @@ class Connection:
         def check(channel: grpc.Channel, left_s: float | None) -> health_pb2.HealthCheckResponse:
             stub = health_pb2_grpc.HealthStub(channel)
             # types-grpcio-health-checking leaves the stub's methods out
-            return stub.Check(health_pb2.HealthCheckRequest(), timeout=left_s)  # type: ignore[attr-defined,no-any-return]
+            return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=left_s)  # type: ignore[attr-defined,no-any-return]
 
         return is_serving(self._ask(check, Attempts(self._route, timeout_s, resume_for_s=0.0)))
 

@@ -667,6 +667,7 @@ class EngineReport(_message.Message):
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
     MANAGER_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    DETACHED_FIELD_NUMBER: _builtins.int
     state: Global___EngineReport.State.ValueType
     step: _builtins.int
     seconds: _builtins.float
@@ -681,6 +682,8 @@ class EngineReport(_message.Message):
     """
     manager_wait_seconds: _builtins.float
     preemptions: _builtins.int
+    detached: _builtins.bool
+    """There is no session with a cache manager: it is lost, or its first message is not answered yet."""
     def __init__(
         self,
         *,
@@ -693,10 +696,11 @@ class EngineReport(_message.Message):
         step_seconds: _builtins.float = ...,
         manager_wait_seconds: _builtins.float = ...,
         preemptions: _builtins.int = ...,
+        detached: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_seconds", b"limit_seconds", "manager_wait_seconds", b"manager_wait_seconds", "preemptions", b"preemptions", "running", b"running", "seconds", b"seconds", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detached", b"detached", "limit_seconds", b"limit_seconds", "manager_wait_seconds", b"manager_wait_seconds", "preemptions", b"preemptions", "running", b"running", "seconds", b"seconds", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ import pytest
 
 from bench.chaos.faults import Fault, Signal
 from bench.chaos.figures import (
+    HealthAnswer,
     HealthFigures,
     Opens,
     Recomputed,
@@ -85,46 +86,53 @@ def test_counters_grow_by_their_difference() -> None:
     assert Opens.of(prefix) - Opens(4, 5, 10) == Opens(1, 2, 30)
 
 
-def answers(*changes: tuple[float, bool]) -> list[tuple[float, bool]]:
-    """What the health service says, ten times a second, until 30."""
-    states = [next(serving for at, serving in reversed(changes) if at <= tenth / 10) for tenth in range(300)]
-    return [(tenth / 10, serving) for tenth, serving in enumerate(states)]
+def answers(*changes: tuple[float, bool], stand_in: bool = False) -> list[HealthAnswer]:
+    """What the health service says, ten times a second, until 30; with a stand-in only of the runners."""
+    states = [next(well for at, well in reversed(changes) if at <= tenth / 10) for tenth in range(300)]
+    return [HealthAnswer(tenth / 10, stand_in or well, well) for tenth, well in enumerate(states)]
+
+
+def health(told: list[HealthAnswer], *strikes: Strike) -> HealthFigures:
+    return health_figures(strikes, told, 30.0, 0.1)
+
+
+ALWAYS = answers((0.0, True))
 
 
 def test_health_is_timed_from_the_fault() -> None:
     told = answers((0.0, True), (10.5, False), (14.0, True))
-    assert health_figures([strike(10.0)], [stream(0.0, 9.0, 14.5)], told, 30.0, 0.1) == HealthFigures(
-        1, pytest.approx(0.5), pytest.approx(4.0), 0
-    )
+    assert health(told, strike(10.0)) == HealthFigures(1, pytest.approx(0.5), pytest.approx(4.0), 0)
 
 
-def test_a_server_that_stays_serving_while_no_stream_goes_on_is_late() -> None:
-    quiet = [stream(0.0, 9.0, 14.5)]
-    assert health_figures([strike(10.0)], quiet, answers((0.0, True)), 30.0, 0.1).num_late == 1
-    late = answers((0.0, True), (12.5, False), (14.0, True))
-    assert health_figures([strike(10.0)], quiet, late, 30.0, 0.1).num_late == 1
+@pytest.mark.parametrize("signal", [Signal.KILL, Signal.HANG])
+def test_a_death_or_hang_that_is_told_late_or_never_is_late_however_short(signal: Signal) -> None:
+    fault = replace(strike(10.0), fault=Fault("manager", signal, 0.0, 0.0), up_at=10.8)
+    assert health(ALWAYS, fault).num_late == 1
+    assert health(answers((0.0, True), (12.5, False), (14.0, True)), replace(fault, up_at=14.0)).num_late == 1
+    assert health(answers((0.0, True), (10.3, False), (10.8, True)), fault).num_late == 0
 
 
-def test_a_server_with_a_stand_in_need_not_tell() -> None:
-    kill = replace(strike(10.0), has_stand_in=True)
-    assert health_figures([kill], [stream(0.0, 9.0, 14.5)], answers((0.0, True)), 30.0, 0.1).num_late == 0
+@pytest.mark.parametrize(("hold_s", "num_late"), [(2.0, 0), (2.2, 1)])
+def test_a_stop_has_to_be_told_if_it_lasts_longer_than_that_may_take(hold_s: float, num_late: int) -> None:
+    stop = replace(strike(10.0), fault=Fault("runner", Signal.STOP, 0.0, hold_s), up_at=10.0 + hold_s)
+    assert health(ALWAYS, stop).num_late == num_late
+    assert health(answers((0.0, True), (11.8, False), (13.0, True)), stop).num_late == 0
 
 
-def test_a_server_that_is_up_again_and_computes_is_serving() -> None:
-    kill = replace(strike(10.0), up_at=11.0)
-    assert health_figures([kill], [stream(0.0, 9.0, 14.5)], answers((0.0, True)), 30.0, 0.1).num_late == 0
+def test_where_another_runner_goes_on_health_tells_of_the_runners() -> None:
+    kill = replace(strike(10.0), has_stand_in=True, up_at=14.0)
+    told = answers((0.0, True), (10.5, False), (14.0, True), stand_in=True)
+    assert health(told, kill) == HealthFigures(1, pytest.approx(0.5), pytest.approx(4.0), 0)
+    assert health(told, replace(kill, has_stand_in=False)).num_late == 1
+    assert health(ALWAYS, kill).num_late == 1
 
 
-def test_what_health_says_after_the_streams_went_on_is_about_something_else() -> None:
+def test_what_health_says_once_all_is_up_is_about_something_else() -> None:
     told = answers((0.0, True), (15.0, False), (16.0, True))
-    assert health_figures([strike(10.0)], [stream(0.0, 9.0, 10.5)], told, 30.0, 0.1).num_told == 0
-
-
-def test_a_server_whose_streams_go_on_may_stay_serving() -> None:
-    assert health_figures([strike(10.0)], [stream(0.0, 9.0, 10.8)], answers((0.0, True)), 30.0, 0.1).num_late == 0
+    assert health(told, replace(strike(10.0), up_at=13.0)).num_told == 0
 
 
 def test_each_fault_is_judged_until_the_next_one() -> None:
     told = answers((0.0, True), (10.5, False), (14.0, True), (21.0, False), (22.0, True))
-    figures = health_figures([strike(10.0), strike(20.0)], [stream(0.0, 9.0, 14.5, 22.5)], told, 30.0, 0.1)
+    figures = health(told, strike(10.0), strike(20.0))
     assert figures == HealthFigures(2, pytest.approx(1.0), pytest.approx(4.0), 0)

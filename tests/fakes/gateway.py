@@ -184,10 +184,10 @@ class GatewayClient:
         response = await health_pb2_grpc.HealthStub(self.channel).Check(health_pb2.HealthCheckRequest(service=service))
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
-    async def until_serving(self, serving: bool = True) -> None:
+    async def until_serving(self, serving: bool = True, service: str = "") -> None:
         """Wait for the health service to say so."""
         async with asyncio.timeout(_PATIENCE_S):
-            while await self.is_serving() is not serving:
+            while await self.is_serving(service) is not serving:
                 await asyncio.sleep(_POLL_S)
 
     async def until_runners(self, count: int) -> None:

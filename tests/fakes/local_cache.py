@@ -56,6 +56,10 @@ class LocalCache(Exchange):
     def memory(self) -> MappedMemfd:
         return self.pool.memory
 
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
+
     def send(self, step: int, completed_step: int, operations: list[Operation]) -> None:
         if self._lost:
             raise CacheConnectionLost(self._lost)

@@ -304,12 +304,15 @@ def test_an_engine_in_a_long_step_shows_that_its_manager_is_silent_or_gone(model
             until_activity(under_test, Activity.WAITING_FOR_MANAGER)
             under_test.cache.answers_come.set()
             until_activity(under_test, Activity.IN_STEP)
+            assert not under_test.engine.report().detached
             under_test.cache.lose("closed")
+            assert under_test.engine.report().detached
             until_activity(under_test, Activity.WAITING_FOR_MANAGER)
             devices[0].go_on()
         assert under_test.wait(answer) == [expected]
         assert len(under_test.caches) == 3
         under_test.settle()
+        assert not under_test.engine.report().detached
 
 
 def test_waiting_for_the_manager_is_counted_once_the_device_has_nothing_to_do(model: LoadedModel) -> None:

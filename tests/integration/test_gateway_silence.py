@@ -23,6 +23,7 @@ from tests.fakes.tokenizer import write_model_directory
 
 PROMPT = [5, 6, 7]
 SERVICE = "pagekeeper.v1.GenerateService"
+RUNNERS = "pagekeeper.v1.RunnerService"
 
 
 @pytest.fixture
@@ -88,8 +89,40 @@ async def test_health_follows_runner_and_manager(runtime_dir: Path, model: Path,
             await client.until_runners(1)  # the manager's fault, not the runner's
             runner.script.engine = report(waiting, 0.5)
             await client.until_serving()
+            # Who has lost the manager says so at once; nobody has to wait for a second to see it.
+            runner.script.engine = runner_pb2.EngineReport(state=runner_pb2.EngineReport.STATE_IDLE, detached=True)
+            await client.until_serving(False)
+            assert not await client.is_serving(RUNNERS)
             runner.script.engine = idle()
+            await client.until_serving(True, RUNNERS)
         await client.until_serving(False)
+        assert not await client.is_serving(RUNNERS)
+
+
+async def test_the_health_of_the_runners_tells_when_one_is_missing_and_another_serves(
+    runtime_dir: Path, model: Path, sockets: RuntimeDir
+) -> None:
+    async with FakeRunner(sockets.runner_socket("a")) as one, running_gateway(runtime_dir, model) as client:
+        async with FakeRunner(sockets.runner_socket("b")) as other:
+            await client.until_serving(True, RUNNERS)
+            other.script.engine = runner_pb2.EngineReport(detached=True)
+            await client.until_serving(False, RUNNERS)
+            other.script.engine = idle()
+            await client.until_serving(True, RUNNERS)
+        sockets.runner_socket("b").touch()  # a killed process leaves it there
+        await client.until_serving(False, RUNNERS)
+        assert await client.is_serving()
+        sockets.runner_socket("b").unlink()
+        async with FakeRunner(sockets.runner_socket("b")) as other:
+            await client.until_runners(2)
+            await client.until_serving(True, RUNNERS)
+            other.drain()  # on purpose, so nothing is wrong
+            await client.generate(prompt_request(PROMPT, max_tokens=5))
+            assert [len(runner.submits) for runner in (one, other)] == [1, 0]
+            assert await client.is_serving(RUNNERS)
+            one.drain()
+            await client.until_serving(False)
+            assert not await client.is_serving(RUNNERS)
 
 
 async def test_a_stopped_runner_that_wakes_up_serves_again_and_mixes_nothing_in(

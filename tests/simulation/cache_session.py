@@ -41,7 +41,13 @@ class CacheSession:
         self._is_stopping = is_stopping
         self._held_since: int | None = None
         self._next_heartbeat = 0.0
+        self._has_answered = False
         self.current: Exchange | None = None
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a session that is not lost, and its first message has been answered."""
+        return self._has_answered and self.current is not None and not self.current.is_lost
 
     @property
     def holds_blocks(self) -> bool:
@@ -66,6 +72,7 @@ class CacheSession:
             if not self.current.has_news and self._is_stopping():
                 raise ConnectionLost
         results = self.current.receive()
+        self._has_answered = True
         self._next_heartbeat = self._process.world.now + _HEARTBEAT_S
         if self._reports_end(completed_step):
             self._held_since = None
@@ -79,6 +86,7 @@ class CacheSession:
         """Begin a session, on the same pool if only the stream broke."""
         if self._is_stopping():
             raise ConnectionLost
+        self._has_answered = False
         if self.current is None or not (yield from self.current.reattach(_REATTACH_TIMEOUT_S)):
             self.close()
             self.current = yield from self._connect()

@@ -81,7 +81,15 @@ class Engine:
     def report(self) -> EngineReport:
         """What the engine is doing now."""
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
-        return self._state.report(self._process.world.now, running, waiting, 0.0, 0.0, self.scheduler.num_preemptions)
+        return self._state.report(
+            self._process.world.now,
+            running,
+            waiting,
+            0.0,
+            0.0,
+            self.scheduler.num_preemptions,
+            detached=not self.session.is_attached,
+        )
 
     def run(self) -> Waiting[None]:
         """See `Engine.run`; the process ends with it."""

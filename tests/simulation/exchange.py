@@ -83,10 +83,15 @@ class Exchange:
 
     def send(self, step: int, completed_step: int, operations: list[Operation]) -> None:
         """Send the next message."""
-        if self._stream is None or not self._stream.is_open:
+        if self._stream is None or self.is_lost:
             raise ConnectionLost
         self._number += 1
         self._stream.send(StepMessage(self._number, step, completed_step, operations))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session is known to be over."""
+        return self._stream is None or not self._stream.is_open
 
     @property
     def has_news(self) -> bool:

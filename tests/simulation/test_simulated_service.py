@@ -20,7 +20,7 @@ from tests.simulation.service import RunnerService as SimulatedService
 from tests.simulation.world import World
 
 INFO = RunnerInfo("runner", "", RequestLimits(100, 64, 8, 20, 4), runner_pb2.ROLE_DECODE, standby=True)
-REPORT = EngineReport(Activity.IN_STEP, 7, 0.25, 4.0, False, 2, 1, 3.0, 0.5, 9)
+REPORT = EngineReport(Activity.IN_STEP, 7, 0.25, 4.0, False, 2, 1, 3.0, 0.5, 9, True)
 GATEWAYS = ("anna", "bert")
 GRACE_S = 60.0
 END = "the end"

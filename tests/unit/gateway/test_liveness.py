@@ -44,6 +44,7 @@ def test_a_manager_is_missing_when_the_engine_has_waited_for_it_for_a_second(
     state: int, seconds: float, expected: bool
 ) -> None:
     assert has_manager(EngineReport(state=state, seconds=seconds)) is expected
+    assert not has_manager(EngineReport(state=state, seconds=seconds, detached=True))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from model_runner.report import Activity, EngineReport, EngineState
 
 
 def report(state: EngineState, now: float) -> EngineReport:
-    return state.report(now, running=1, waiting=2, step_seconds=3.0, manager_wait_seconds=0.5, preemptions=0)
+    return state.report(
+        now, running=1, waiting=2, step_seconds=3.0, manager_wait_seconds=0.5, preemptions=0, detached=False
+    )
 
 
 def in_step(future: Future[tuple[list[int], float]]) -> EngineState:
