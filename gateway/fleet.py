@@ -83,14 +83,14 @@ class Fleet:
         return self._limits
 
     @property
-    def num_well(self) -> int:
-        """How many runners do what they are for; one that drains ends on purpose, so nothing is wrong with it."""
-        return sum(runner.has_manager or runner.is_draining for runner in self._runners.values())
-
-    @property
     def is_serving(self) -> bool:
         """Whether some runner would answer a request now."""
         return any(runner.has_manager and not runner.is_draining for runner in self._runners.values())
+
+    @property
+    def is_well(self) -> bool:
+        """Whether no runner lacks its cache manager; one that drains ends on purpose, whatever it lacks."""
+        return all(runner.has_manager or runner.is_draining for runner in self._runners.values())
 
     def find(self, link: Link) -> Runner | None:
         """The runner behind a link; None: it has not been ready, or is lost."""

@@ -69,9 +69,9 @@ class Router:
         return self._fleet.is_serving
 
     @property
-    def num_well(self) -> int:
-        """How many runners have their cache manager, or drain."""
-        return self._fleet.num_well
+    def is_well(self) -> bool:
+        """Whether no runner lacks its cache manager."""
+        return self._fleet.is_well
 
     @property
     def num_waiting(self) -> int:

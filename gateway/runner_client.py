@@ -31,6 +31,8 @@ class RunnerClient:
         self._runner_wait_s = runner_wait_s
         self._router = Router(runner_wait_s, time.monotonic)
         self._has_met_runner = asyncio.Event()
+        # Sockets of runners that were ready and are gone without having said that they drain.
+        self._missing: set[Path] = set()
 
     @property
     def is_serving(self) -> bool:
@@ -39,11 +41,8 @@ class RunnerClient:
 
     @property
     def is_complete(self) -> bool:
-        """Whether none is missing: each runner's socket is a runner's that is alive and has its cache manager.
-
-        Whoever ends in order takes its socket away; that of one that was killed stays until its successor's.
-        """
-        return self.is_serving and self._router.num_well >= len(self._runtime_dir.runner_sockets())
+        """Whether every runner that has been ready and did not end on purpose is alive and has its cache manager."""
+        return self.is_serving and not self._missing and self._router.is_well
 
     @property
     def has_limits(self) -> bool:
@@ -90,7 +89,14 @@ class RunnerClient:
         """Connect to one runner's socket, again each time it is lost, as long as the socket exists."""
         backoff_s = _FIRST_BACKOFF_S
         while path in self._runtime_dir.runner_sockets():
-            if await runner_stream.serve(unix_target(path), self._router, self._has_met_runner.set):
+            link = await runner_stream.serve(unix_target(path), self._router, lambda: self._note_ready(path))
+            if link.was_ready:
                 backoff_s = _FIRST_BACKOFF_S
+                if not link.is_draining:
+                    self._missing.add(path)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    def _note_ready(self, path: Path) -> None:
+        self._missing.discard(path)
+        self._has_met_runner.set()

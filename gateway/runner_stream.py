@@ -22,7 +22,7 @@ _Outbox: TypeAlias = "asyncio.Queue[runner_pb2.ServeRequest]"
 log = structlog.get_logger()
 
 
-async def serve(target: str, router: Router, on_ready: Callable[[], None]) -> bool:
+async def serve(target: str, router: Router, on_ready: Callable[[], None]) -> RunnerLink:
     """Connect to a runner and serve until it is lost.
 
     Args:
@@ -31,7 +31,7 @@ async def serve(target: str, router: Router, on_ready: Callable[[], None]) -> bo
         on_ready: called when the runner is ready.
 
     Returns:
-        Whether it was ever ready.
+        The link, which says how far it came.
     """
 
     def note_ready(runner_id: str) -> None:
@@ -55,7 +55,7 @@ async def serve(target: str, router: Router, on_ready: Callable[[], None]) -> bo
                 task.cancel()
             call.cancel()
             await asyncio.gather(writer, *judges, return_exceptions=True)
-    return link.was_ready
+    return link
 
 
 def _log_loss(link: RunnerLink, target: str, reason: str, num_left: int) -> None:

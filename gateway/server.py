@@ -93,7 +93,7 @@ class Gateway:
         while True:
             now = (self._runners.is_serving, self._runners.is_complete)
             if now != told:
-                log.info("health changed", serving=now[0], all_runners=now[1])
+                log.info("health changed", serving=now[0], complete=now[1])
                 await self._set_health(*now)
                 told = now
             await asyncio.sleep(_HEALTH_INTERVAL_S)

@@ -129,13 +129,13 @@ class HealthAnswer:
 
     Attributes:
         at: when, by the monotonic clock.
-        serving: whether the gateway was SERVING.
-        complete: whether the runners' service was: none of them is missing.
+        serving: whether the gateway was SERVING; None: it did not answer.
+        complete: whether the runners' service was, so that none of them is missing; None: it did not answer.
     """
 
     at: float
-    serving: bool
-    complete: bool
+    serving: bool | None
+    complete: bool | None
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,14 @@ class HealthFigures:
         back_s: longest time from one of these until it was SERVING again.
         num_late: strikes that health had not told within `HEALTH_LIMIT_S`: deaths and hangs, and of processes that went
             on by themselves those that were away for longer than that.
+        num_needless: strikes with a stand-in after which the gateway was not SERVING for a while.
     """
 
     num_told: int
     slowest_s: float
     back_s: float
     num_late: int
+    num_needless: int = 0
 
 
 def health_figures(
@@ -178,6 +180,7 @@ def health_figures(
         slowest_s=max((wait.down_s or 0.0 for wait in told), default=0.0),
         back_s=max((wait.back_s for wait in told), default=0.0),
         num_late=sum(wait.is_late for wait in waits),
+        num_needless=sum(wait.is_needless for wait in waits),
     )
 
 
@@ -188,16 +191,21 @@ class _Telling:
     down_s: float | None
     back_s: float
     is_late: bool
+    is_needless: bool
 
 
 def _telling(strike: Strike, end: float, answers: Sequence[HealthAnswer], tolerance_s: float) -> _Telling:
-    told = [(answer.at, answer.complete if strike.has_stand_in else answer.serving) for answer in answers]
+    # A gateway that does not answer tells of its own end, and of nobody else's.
+    heard = [answer for answer in answers if answer.serving is not None or strike.fault.process == "gateway"]
+    told = [(answer.at, answer.complete if strike.has_stand_in else answer.serving) for answer in heard]
+    was_well = any(well for _, well in [entry for entry in told if entry[0] <= strike.at][-1:])
     over = min(strike.up_at, end) + tolerance_s
-    down = next((at for at, well in told if strike.at < at < over and not well), math.inf)
+    down = next((at for at, well in told if was_well and strike.at < at < over and not well), math.inf)
     back = next((at for at, well in told if at > down and well), end)
     away_s = strike.fault.hold_s if strike.fault.signal is Signal.STOP else math.inf
     return _Telling(
         down_s=down - strike.at if down < math.inf else None,
         back_s=back - strike.at,
+        is_needless=strike.has_stand_in and any(a.serving is False for a in heard if strike.at < a.at < over),
         is_late=HEALTH_LIMIT_S + tolerance_s < min(away_s, down - strike.at),
     )

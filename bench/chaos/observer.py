@@ -57,7 +57,10 @@ class Observer:
 
     def serves_since(self, moment: float) -> bool:
         """Whether it was asked after that moment, and then served last, with no runner missing."""
-        return any(answer.at > moment and answer.serving and answer.complete for answer in self.answers[-1:])
+        if not self.answers:
+            return False
+        last = self.answers[-1]
+        return last.at > moment and bool(last.serving and last.complete)
 
     async def watch_health(self) -> None:
         """Ask until cancelled."""
@@ -71,10 +74,10 @@ class Observer:
 
             while True:
                 try:
-                    serving, complete = await is_well(""), await is_well(_RUNNERS)
+                    serving, complete = await asyncio.gather(is_well(""), is_well(_RUNNERS))
+                    self.answers.append(HealthAnswer(time.monotonic(), serving, complete))
                 except grpc.aio.AioRpcError:
-                    serving, complete = False, False
-                self.answers.append(HealthAnswer(time.monotonic(), serving, complete))
+                    self.answers.append(HealthAnswer(time.monotonic(), None, None))
                 await asyncio.sleep(POLL_S)
 
     async def runners(self) -> list[Runner]:

@@ -99,6 +99,8 @@ class Report:
             wrong.append(f"streams that went on missed {self.missed_tokens:.1f} tokens on average, more than a block")
         if self.health is not None and self.health.num_late:
             wrong.append(f"health told too late (> {HEALTH_LIMIT_S:g} s) after {self.health.num_late} faults")
+        if self.health is not None and self.health.num_needless:
+            wrong.append(f"the gateway stopped serving after {self.health.num_needless} faults, beside another runner")
         if self.num_bystanders:
             wrong.append(f"{self.num_bystanders} other processes restarted")
         wrong += self.left

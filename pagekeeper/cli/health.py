@@ -18,5 +18,5 @@ def health(
 
     with Client(server) as client:
         if not client.health(service):
-            raise UnavailableError(f"{server} answers but {service or 'it'} cannot serve now; its log says why")
+            raise UnavailableError(f"{server} answers but {service or 'it'} is not SERVING now; its log says why")
     print("SERVING")

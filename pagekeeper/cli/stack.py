@@ -53,6 +53,7 @@ class Stack:
         self._device = device
         self._model = model.resolve().name
         self._runtime_dir = runtime_dir
+        self._log = StandardError()
         self._render = ConsoleRenderer() if sys.stderr.isatty() else JSONRenderer()
         self.has_served = False
         self._manager = self._child(Program("cache-manager", "cache_manager", cache, "cache-manager", "--admin-listen"))
@@ -119,4 +120,4 @@ class Stack:
             if line.get("level") in _LEVELS[: _LEVELS.index(self._settings.log_level)]:
                 return
             line = str(self._render(None, "", dict(line)))  # it takes from what it is given
-        print(line, file=StandardError(), flush=True)
+        print(line, file=self._log, flush=True)

@@ -100,7 +100,7 @@ async def _announce(stack: Stack) -> None:
 class _Orders:
     """What signals tell us: SIGTERM and SIGINT to stop, a second SIGINT to do it at once, SIGHUP to renew the runners.
 
-    SIGHUP also comes when the terminal closes. Then it means to stop, or nothing if we were started with nohup.
+    SIGHUP also comes when the terminal closes. Then it means to stop, unless we were started with nohup.
 
     Attributes:
         stop: set when it is time to stop.
@@ -111,7 +111,7 @@ class _Orders:
         self.stop = asyncio.Event()
         self.interrupted = False
         self._stack = stack
-        self._has_terminal = _has_terminal()
+        self._had_terminal = _has_terminal()
         self._ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
         self._shown = [stream.fileno() for stream in (sys.stdout, sys.stderr) if stream.isatty()]
         self._renewal: asyncio.Task[None] | None = None
@@ -127,13 +127,14 @@ class _Orders:
         self.stop.set()
 
     def _on_hangup(self) -> None:
-        if self._has_terminal and not _has_terminal():
-            self._has_terminal = False
+        terminal_closed = self._had_terminal and not _has_terminal()
+        if terminal_closed:
+            self._had_terminal = False
             with Path(os.devnull).open("w") as nowhere:
                 for descriptor in self._shown:  # to write there would be an error now
                     os.dup2(nowhere.fileno(), descriptor)
-            if self._ends_with_terminal:
-                self.stop.set()
+        if terminal_closed and self._ends_with_terminal:
+            self.stop.set()
         elif not self._stack.has_served or (self._renewal is not None and not self._renewal.done()):
             log.warning("SIGHUP ignored: the runners are only just starting")
         else:

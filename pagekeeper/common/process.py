@@ -1,5 +1,6 @@
 """How every process ends: one line for a person on standard error, and an exit code for a supervisor."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import NoReturn
 import structlog
 
 from pagekeeper.common.errors import ConfigurationError, PagekeeperError
+from pagekeeper.common.logging import StandardError
 
 EXIT_FAILURE = 1
 EXIT_CONFIGURATION = 2
@@ -22,14 +24,14 @@ def run_process(name: str, body: Callable[[], int]) -> NoReturn:
     try:
         code = body()
     except ConfigurationError as error:
-        sys.stderr.write(f"{name}: {error}\n")
+        print(f"{name}: {error}", file=StandardError(), flush=True)
         code = EXIT_CONFIGURATION
     except PagekeeperError as error:
-        sys.stderr.write(f"{name}: {error}\n")
+        print(f"{name}: {error}", file=StandardError(), flush=True)
         code = EXIT_FAILURE
     except Exception:  # noqa: BLE001 - the last place to see it; the log keeps the traceback
         structlog.get_logger().exception("process failed", process=name)
         code = EXIT_FAILURE
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # whoever reads may be gone
+        sys.stdout.flush()
     os._exit(code)

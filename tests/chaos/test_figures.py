@@ -125,6 +125,17 @@ def test_where_another_runner_goes_on_health_tells_of_the_runners() -> None:
     assert health(told, kill) == HealthFigures(1, pytest.approx(0.5), pytest.approx(4.0), 0)
     assert health(told, replace(kill, has_stand_in=False)).num_late == 1
     assert health(ALWAYS, kill).num_late == 1
+    assert health(answers((0.0, True), (10.5, False), (14.0, True)), kill).num_needless == 1
+
+
+def test_silence_tells_of_the_gateway_alone() -> None:
+    silent = [HealthAnswer(a.at, None, None) if 10.5 < a.at < 11.5 else a for a in ALWAYS]
+    assert health(silent, replace(strike(10.0), fault=Fault("gateway", Signal.KILL, 0.0, 0.0))).num_late == 0
+    assert health(silent, strike(10.0)).num_late == 1
+
+
+def test_a_server_that_was_not_well_before_a_fault_tells_nothing_of_it() -> None:
+    assert health(answers((0.0, True), (9.5, False), (14.0, True)), strike(10.0)).num_told == 0
 
 
 def test_what_health_says_once_all_is_up_is_about_something_else() -> None:

@@ -109,16 +109,16 @@ async def test_the_health_of_the_runners_tells_when_one_is_missing_and_another_s
             await client.until_serving(False, RUNNERS)
             other.script.engine = idle()
             await client.until_serving(True, RUNNERS)
-        sockets.runner_socket("b").touch()  # a killed process leaves it there
         await client.until_serving(False, RUNNERS)
         assert await client.is_serving()
-        sockets.runner_socket("b").unlink()
         async with FakeRunner(sockets.runner_socket("b")) as other:
             await client.until_runners(2)
             await client.until_serving(True, RUNNERS)
             other.drain()  # on purpose, so nothing is wrong
             await client.generate(prompt_request(PROMPT, max_tokens=5))
             assert [len(runner.submits) for runner in (one, other)] == [1, 0]
+            await other.retire()
+            await client.until_runners(1)
             assert await client.is_serving(RUNNERS)
             one.drain()
             await client.until_serving(False)
