@@ -198,7 +198,7 @@ def _telling(strike: Strike, end: float, answers: Sequence[HealthAnswer], tolera
     # A gateway that does not answer tells of its own end, and of nobody else's.
     heard = [answer for answer in answers if answer.serving is not None or strike.fault.process == "gateway"]
     told = [(answer.at, answer.complete if strike.has_stand_in else answer.serving) for answer in heard]
-    was_well = any(well for _, well in [entry for entry in told if entry[0] <= strike.at][-1:])
+    was_well = next((well for at, well in reversed(told) if at <= strike.at), False)
     over = min(strike.up_at, end) + tolerance_s
     down = next((at for at, well in told if was_well and strike.at < at < over and not well), math.inf)
     back = next((at for at, well in told if at > down and well), end)

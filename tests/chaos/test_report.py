@@ -53,6 +53,7 @@ def test_a_report_in_which_all_is_well_passes() -> None:
         ({"recomputed": Recomputed(17.0, 1)}, "1 streams computed more"),
         ({"missed_tokens": 17.0}, "missed 17.0 tokens"),
         ({"health": HealthFigures(0, 0.0, 0.0, 2)}, "too late"),
+        ({"health": HealthFigures(1, 0.1, 4.0, 0, num_needless=1)}, "stopped serving after 1 faults"),
         ({"num_bystanders": 1}, "1 other processes"),
         ({"left": ["3 leased left"]}, "3 leased left"),
         ({"growth": {"gateway": Footprint(9, 0, 0)}}, "gateway grew"),
