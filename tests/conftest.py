@@ -17,14 +17,13 @@ import pytest
 
 from pagekeeper.cli.demo_model import demo_model_path
 from pagekeeper.cli.server import Server
-from pagekeeper.client import AdminClient
+from tests.nothing_left import check_nothing_is_left
 
 # Read when triton is first imported, by whichever test does it: kernels are interpreted in this process, and whatever
 # compiles them does so in one of its own. On a GPU, run the tests marked gpu by themselves, with 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 KINDS = ("gpu", "docker", "peer")
-DRAIN_LIMIT_S = 20.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -101,13 +100,3 @@ def demo_stack(demo_server: Server) -> Iterator[Server]:
     """A running server on the demo model, in which no block may be lost; mark such tests `model`."""
     yield demo_server
     check_nothing_is_left(demo_server)
-
-
-def check_nothing_is_left(server: Server) -> None:
-    """The pool's invariants hold, and soon every block is free again."""
-    with AdminClient(server.admin) as admin:
-        deadline = time.monotonic() + DRAIN_LIMIT_S
-        while (pool := admin.stats()["pool"])["free_blocks"] != pool["total_blocks"] - 1:
-            assert time.monotonic() < deadline, f"blocks are still in use: {pool}"
-            time.sleep(0.05)
-        assert admin.audit() == []

@@ -16,7 +16,7 @@ from pagekeeper.cli.server import Server
 from pagekeeper.client import AdminClient
 from pagekeeper.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc, types_pb2
 from tests import census
-from tests.conftest import check_nothing_is_left
+from tests.nothing_left import check_nothing_is_left
 
 NUM_REQUESTS = 1000
 NUM_WARM_UP = 800

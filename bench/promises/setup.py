@@ -27,7 +27,7 @@ def demo_answers(bench: Workbench) -> Outcome:
 
 
 def tests_pass(bench: Workbench) -> Outcome:
-    seconds, output, code = run("make", "test")
+    seconds, output, code = run("make", "test", "DOCKER_ENGINE=")  # what needs an engine is the next promise
     return Outcome(
         f"{seconds / 60:.1f} min, exit {code}: {_summary(output, code)}",
         f"< {_TEST_LIMIT_S / 60:.0f} min, exit 0",

@@ -17,11 +17,11 @@ from pagekeeper.cli.server import Server
 from pagekeeper.client import AdminClient, Client
 from pagekeeper.common.ids import Epoch, SequenceId
 from pagekeeper.common.operations import Open, Opened, Release, Result, Shortage, StepMessage
-from tests.conftest import check_nothing_is_left
 from tests.fakes.engine import BLOCK_SIZE, DEADLINE_S, EngineUnderTest, load_tiny, running_engine
 from tests.fakes.local_cache import LocalPool
 from tests.fakes.manager import LIMIT_S, wait_until
 from tests.models import write_tiny_model
+from tests.nothing_left import check_nothing_is_left
 
 
 @pytest.fixture(scope="module")

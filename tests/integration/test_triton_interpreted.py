@@ -8,8 +8,8 @@ import pytest
 
 from pagekeeper.cli.server import Server
 from pagekeeper.client import Client
-from tests.conftest import check_nothing_is_left
 from tests.models import write_tiny_model
+from tests.nothing_left import check_nothing_is_left
 
 BLOCK_SIZE = 8
 # Prompts of more than one chunk, the second of which begins inside a block; answers that fill more than one block.

@@ -16,7 +16,7 @@ import pytest
 from pagekeeper.cli.server import Server
 from pagekeeper.client import AdminClient, Client
 from pagekeeper.common.errors import BugError, PagekeeperError
-from tests.conftest import check_nothing_is_left
+from tests.nothing_left import check_nothing_is_left
 
 LIMIT_S = 60.0
 PROCESSES = ("cache_manager", "model_runner", "model_runner_standby", "gateway")

@@ -1,5 +1,7 @@
 """The acceptance table cannot pass by leaving something out."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,3 +33,11 @@ def test_promises_that_were_not_run_are_failed_rows(
 
 def test_no_two_promises_have_the_same_name() -> None:
     assert len({promise.name for promise in PROMISES}) == len(PROMISES)
+
+
+def test_the_rows_have_kernels_compiled_whatever_helpers_of_tests_they_use() -> None:
+    """Else `make test` as a row fails: the compile check refuses to be interpreted."""
+    program = "import os, bench.accept; print(os.environ.get('TRITON_INTERPRET'))"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None"]
