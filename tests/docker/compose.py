@@ -90,15 +90,21 @@ class Compose:
         """Poll until `condition` holds."""
         deadline = time.monotonic() + LIMIT_S
         while not condition():
-            assert time.monotonic() < deadline, f"not within {LIMIT_S:g} s: {what}\n{self._logs()}"
+            assert time.monotonic() < deadline, f"not within {LIMIT_S:g} s: {what}\n{self._report()}"
             time.sleep(0.25)
 
     def wait_until_healthy(self) -> None:
         """Poll until every container is healthy."""
         self.wait_until(lambda: all(self.is_healthy(service) for service in self.services), "healthy containers")
 
-    def _logs(self) -> str:
-        return "\n".join(docker("logs", "--tail", "20", self.container(service)["Id"]) for service in self.services)
+    def _report(self) -> str:
+        """Of each container: what the engine knows of its state, with its last health checks, and its last log lines."""
+        parts = []
+        for service in self.services:
+            container = self.container(service)
+            state = json.dumps(container["State"] | {"RestartCount": container["RestartCount"]}, indent=1)
+            parts.append(f"{service}: {state}\n{docker('logs', '--timestamps', '--tail', '40', container['Id'])}")
+        return "\n".join(parts)
 
 
 def docker(*args: str) -> str:
