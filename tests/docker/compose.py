@@ -98,7 +98,7 @@ class Compose:
         self.wait_until(lambda: all(self.is_healthy(service) for service in self.services), "healthy containers")
 
     def _report(self) -> str:
-        """Of each container: what the engine knows of its state, with its last health checks, and its last log lines."""
+        """Of each container: its state as the engine knows it, with its last health checks, and its last log lines."""
         parts = []
         for service in self.services:
             container = self.container(service)
