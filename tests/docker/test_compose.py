@@ -97,6 +97,7 @@ def test_a_crashed_process_is_restarted_and_answers_as_before(compose: Compose, 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_stream_goes_on_whichever_process_crashes(compose: Compose, service: str) -> None:
+    restarts = compose.restarts()
     with Client(compose.address) as client:
         whole = tokens_of(count(client, 96))
         deltas = count(client, 96)
@@ -104,6 +105,7 @@ def test_a_stream_goes_on_whichever_process_crashes(compose: Compose, service: s
         compose.crash(service)
         tokens += tokens_of(deltas)
     assert tokens == whole
+    compose.wait_until(lambda: compose.restarts()[service] == restarts[service] + 1, f"{service} restarts")
     compose.wait_until_healthy()
 
 

@@ -60,11 +60,14 @@ def pid_namespace(project: Compose, service: str) -> str:
 
 
 def kill(project: Compose, service: str) -> None:
-    """End the service's process as a fault of its own would, among all that a shared PID namespace shows."""
+    """End the service's process as a fault of its own would, among all that a shared PID namespace shows.
+
+    From the holder's container, which lives on: a script does not outlive the container that it runs in.
+    """
     module = MODULES[service]
     # The brackets keep the script from finding itself.
     is_it = f"tr '\\0' ' ' <$p/cmdline | grep --quiet -e '-m [{module[0]}]{module[1:]} '"
-    project.execute(service, f"for p in /proc/[0-9]*; do {is_it} && kill -KILL ${{p#/proc/}}; done; true")
+    project.execute(HOLDER, f"for p in /proc/[0-9]*; do {is_it} && kill -KILL ${{p#/proc/}}; done; true")
 
 
 def answers(project: Compose) -> bool:
