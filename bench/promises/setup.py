@@ -4,6 +4,7 @@ import subprocess
 import time
 
 from bench.promise import Outcome, Promise, Workbench
+from bench.promises import tested
 
 _DEMO_LIMIT_S = 30.0
 _TEST_LIMIT_S = 12 * 60.0
@@ -41,11 +42,9 @@ def containers_serve(_: Workbench) -> Outcome:
 
 
 def _summary(output: str, code: int) -> str:
-    """The last line that counts tests, and of a failure what failed and the last words."""
-    lines = output.splitlines()
-    counts = [line.strip("= ") for line in lines if " passed" in line][-1:] or ["no summary"]
-    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    return "; ".join(counts + ([*failed, *lines[-3:]] if code else []))
+    """Tests are not all of it: of a failure the last words as well."""
+    last_words = output.splitlines()[-3:] if code else []
+    return "; ".join([tested.counted(output), *last_words])
 
 
 PROMISES = [

@@ -17,11 +17,16 @@ def promise(name: str, *selection: str, **environment: str) -> Promise:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=variables
         )
-        told = [line for line in done.stdout.splitlines() if re.match(r"FAILED|ERROR|=* ?\d+ (passed|failed)", line)]
-        summary = "; ".join(line.strip("= ") for line in told[::-1]) or "no test was run"
+        summary = counted(done.stdout)
         return Outcome(summary, "all tests", done.returncode == 0 and re.search(r"\d+ passed", summary) is not None)
 
     return Promise(name, measure)
+
+
+def counted(output: str) -> str:
+    """What pytest says at its end, on one line: how many tests passed, then which did not."""
+    told = [line for line in output.splitlines() if re.match(r"FAILED|ERROR|=* ?\d+ (passed|failed)", line)]
+    return "; ".join(line.strip("= ") for line in told[::-1]) or "no test was run"
 
 
 _INTEGRATION = "tests/integration"

@@ -76,7 +76,7 @@ class Compose:
     def crash(self, service: str) -> None:
         """End the process in a container as a fault of its own would; what `docker kill` ends stays down."""
         script = "kill -KILL $(cat /proc/1/task/1/children)"
-        # Detached: the script dies with the container, and some engines wait forever for the end of one that does.
+        # Detached: the script dies with the container, now and then before it could end with 0.
         docker("exec", "--detach", self.container(service)["Id"], "sh", "-c", script)
 
     def is_healthy(self, service: str) -> bool:

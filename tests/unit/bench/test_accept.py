@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from bench.accept import PROMISES, attempt, main
 from bench.promise import Outcome, Promise, Workbench
+from bench.promises import setup
 
 
 def test_a_measurement_that_breaks_is_a_failed_row() -> None:
@@ -41,3 +43,16 @@ def test_the_rows_have_kernels_compiled_whatever_helpers_of_tests_they_use() -> 
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["None"]
+
+
+@pytest.mark.parametrize("measure", [setup.tests_pass, setup.containers_serve])
+def test_a_make_that_fails_after_its_tests_says_what_failed(
+    measure: Callable[[Workbench], Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = "FAILED tests/test_x.py::test_y\n== 1 failed, 3 passed in 2.00s ==\nthe checks\nrefused\nmake: Error 2\n"
+    monkeypatch.setattr(setup, "run", lambda *_: (2.0, output, 2))
+    outcome = measure(Workbench(Path()))
+    assert not outcome.passed
+    assert outcome.figure.endswith(
+        "exit 2: 1 failed, 3 passed in 2.00s; FAILED tests/test_x.py::test_y; the checks; refused; make: Error 2"
+    )
