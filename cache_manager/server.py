@@ -88,7 +88,6 @@ async def _cache_server(service: CacheService, runtime_dir: RuntimeDir) -> Async
     try:
         yield
     finally:
-        await service.close()
         await server.stop(_STOP_GRACE_SECONDS)
 
 

@@ -2,11 +2,9 @@
 
 import asyncio
 import collections
-import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import grpc
 import structlog
@@ -24,8 +22,6 @@ from pagekeeper.v1 import cache_pb2 as pb
 from pagekeeper.v1 import cache_pb2_grpc as pb_grpc
 
 _HELLO_SECONDS = 10.0
-
-_Context: TypeAlias = "grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]"
 
 _log = structlog.get_logger()
 
@@ -62,7 +58,6 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
         self._quarantine = quarantine
         self._runners: dict[bytes, _Runner] = {}
         """By session token."""
-        self._streams: set[_Context] = set()
 
     def descriptors_for(self, connection: RunnerConnection) -> list[int]:
         """What the runner needs to map the pool, which is made anew first where it must and nobody has it mapped."""
@@ -86,18 +81,13 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
             self._quarantine.hold(quarantined, connection.take_pidfd())
         _log.info("session ended", epoch=epoch, pid=connection.pid, quarantined=bool(quarantined))
 
-    async def close(self) -> None:
-        """End every stream. The hand-over connections have ended before, so runners look for another manager."""
-        for stream in list(self._streams):
-            with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
-                await stream.abort(grpc.StatusCode.UNAVAILABLE, "the cache manager is stopping")
-
     async def Attach(
-        self, request_iterator: AsyncIterator[pb.AttachRequest], context: _Context
+        self,
+        request_iterator: AsyncIterator[pb.AttachRequest],
+        context: "grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]",
     ) -> AsyncIterator[pb.AttachResponse]:
         """One session: hello and granted, then messages and results."""
         async with errors_as_status(context):
-            self._streams.add(context)
             try:
                 async with asyncio.timeout(_HELLO_SECONDS):
                     hello = wire.hello_from_proto(await anext(request_iterator))
@@ -117,8 +107,6 @@ class CacheService(pb_grpc.CacheServiceServicer, Runners):
             except (ConfigurationError, ProtocolViolation) as error:
                 _log.warning("refused a runner", reason=str(error))
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            finally:
-                self._streams.discard(context)
 
     def _attach(self, hello: pb.AttachHello) -> pb.AttachGranted:
         runner = self._runners.get(hello.session_token)

@@ -10,7 +10,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 from gateway.config import GatewaySettings
 from gateway.server import Gateway
 from pagekeeper.common.logging import configure_logging
-from pagekeeper.common.process import run_process
+from pagekeeper.common.process import run_in_event_loop, run_process
 from pagekeeper.common.settings import load_settings
 
 
@@ -27,7 +27,7 @@ def main() -> int:
     """Serve; returns the exit code."""
     settings = load_settings(GatewaySettings)
     configure_logging("gateway", settings.log_level)
-    asyncio.run(serve(settings))
+    run_in_event_loop(serve(settings))
     return 0
 
 

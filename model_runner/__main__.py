@@ -1,11 +1,9 @@
 """`python -m model_runner`: load the model, attach to the cache manager, serve gateways until told to stop."""
 
-import asyncio
-
 from model_runner.config import RunnerSettings
 from model_runner.server import serve
 from pagekeeper.common.logging import configure_logging
-from pagekeeper.common.process import run_process
+from pagekeeper.common.process import run_in_event_loop, run_process
 from pagekeeper.common.settings import load_settings
 
 
@@ -13,7 +11,7 @@ def main() -> int:
     """Serve; returns the exit code."""
     settings = load_settings(RunnerSettings)
     configure_logging("runner", settings.log_level)
-    return asyncio.run(serve(settings))
+    return run_in_event_loop(serve(settings))
 
 
 if __name__ == "__main__":

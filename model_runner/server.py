@@ -121,11 +121,11 @@ async def _serve_until_told(
     await server.start()
     log.info("ready", runner=settings.name, role=settings.role, standby=settings.standby)
 
-    reasons: list[asyncio.Future[Any]] = [
-        engine_ended,
-        *(asyncio.create_task(event.wait()) for event in (signalled, service.retired)),
-    ]
+    told = [asyncio.create_task(event.wait()) for event in (signalled, service.retired)]
+    reasons: list[asyncio.Future[Any]] = [engine_ended, *told]
     await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+    for task in told:
+        task.cancel()
     failed, retired = engine_ended.done(), service.retired.is_set()
     log.info("draining", engine_failed=failed, retired=retired)
     engine_ended.add_done_callback(lambda _: service.hurry())

@@ -1,10 +1,11 @@
 """How every process ends: one line for a person on standard error, and an exit code for a supervisor."""
 
+import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 
@@ -13,6 +14,10 @@ from pagekeeper.common.logging import StandardError
 
 EXIT_FAILURE = 1
 EXIT_CONFIGURATION = 2
+
+_LAST_CALLS_S = 1.0
+
+_T = TypeVar("_T")
 
 
 def run_process(name: str, body: Callable[[], int]) -> NoReturn:
@@ -35,3 +40,19 @@ def run_process(name: str, body: Callable[[], int]) -> NoReturn:
     with contextlib.suppress(OSError):  # whoever reads may be gone
         sys.stdout.flush()
     os._exit(code)
+
+
+def run_in_event_loop(body: Coroutine[Any, Any, _T]) -> _T:
+    """`asyncio.run`, which lets the tasks of calls end that a stopped gRPC server has cancelled.
+
+    The server does not wait for them. If the end of the event loop cancels them again, each writes a traceback.
+    """
+
+    async def run_to_the_last_call() -> _T:
+        try:
+            return await body
+        finally:
+            if calls := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(calls, timeout=_LAST_CALLS_S)
+
+    return asyncio.run(run_to_the_last_call())

@@ -1,0 +1,97 @@
+"""The real process, told to stop in the middle of everything: it ends in good order, whatever its callers do."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cache_manager.client import CacheConnectionLost
+from pagekeeper.common.sockets import RuntimeDir, unix_target
+from pagekeeper.v1 import cache_pb2, cache_pb2_grpc
+from tests.fakes.manager import LIMIT_S, POOL, ManagerProcess, connect, runner_process, wait_until
+
+NUM_TALKERS = 4
+NUM_CUT_SHORT = 50
+
+
+class _Talker:
+    """A runner that does nothing but talk, and does what the engine does when its session is lost."""
+
+    def __init__(self, manager: ManagerProcess) -> None:
+        self._client = connect(manager)
+        self._runtime_dir = manager.runtime_dir
+        self._thread = threading.Thread(target=self._talk)
+        self.answers = 0
+        self.lost = ""
+
+    def __enter__(self) -> "_Talker":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+
+    def _talk(self) -> None:
+        try:
+            while True:
+                self._client.send(1, 0, [])
+                self._client.receive(LIMIT_S)
+                self.answers += 1
+        except CacheConnectionLost:
+            pass
+        try:
+            self._client.reattach(LIMIT_S)
+        except CacheConnectionLost as error:
+            self.lost = str(error)
+        self._client.close()
+
+
+@contextmanager
+def _without_hello(runtime_dir: RuntimeDir) -> Iterator["grpc.CallIterator[cache_pb2.AttachResponse]"]:
+    """A stream that is open and says nothing."""
+    said = threading.Event()
+
+    def requests() -> Iterator[cache_pb2.AttachRequest]:
+        said.wait(LIMIT_S)
+        yield from ()
+
+    with grpc.insecure_channel(unix_target(runtime_dir.cache_socket)) as channel:
+        call = cache_pb2_grpc.CacheServiceStub(channel).Attach(requests(), wait_for_ready=True)
+        try:
+            yield call
+        finally:
+            said.set()
+            call.cancel()
+
+
+@pytest.mark.parametrize("round_", range(3))
+def test_case_11_told_to_stop_while_runners_talk_it_ends_in_good_order(runtime_dir: Path, round_: int) -> None:
+    """Case 11: shutting the manager down with live sessions, each of which its runner ends in the same moment."""
+    with ManagerProcess(runtime_dir, *POOL) as manager, ExitStack() as stack:
+        stopped = stack.enter_context(runner_process(manager, base=0, num_blocks=2, num_sealed=0))
+        stopped.send_signal(signal.SIGSTOP)
+        silent = stack.enter_context(_without_hello(manager.runtime_dir))
+        talkers = [stack.enter_context(_Talker(manager)) for _ in range(NUM_TALKERS)]
+        wait_until(lambda: min(talker.answers for talker in talkers) > 20 * round_)
+        manager.process.terminate()
+        assert manager.process.wait(timeout=LIMIT_S) == 0, manager._log.read_text()
+        assert "Traceback" not in manager._log.read_text()
+        assert manager.log_lines()[-1]["event"] == "stopping"
+        with pytest.raises(grpc.RpcError):
+            next(silent)
+    assert all(talker.lost for talker in talkers)
+
+
+def test_a_stream_that_is_cancelled_before_its_hello_is_no_fault_of_the_manager(runtime_dir: Path) -> None:
+    with ManagerProcess(runtime_dir, *POOL) as manager:
+        for index in range(NUM_CUT_SHORT):
+            with _without_hello(manager.runtime_dir):
+                time.sleep(index % 10 / 1000)  # each is cut in another moment of its beginning
+        connect(manager).close()
+    assert "Traceback" not in manager._log.read_text()
