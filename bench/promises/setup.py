@@ -42,9 +42,12 @@ def containers_serve(_: Workbench) -> Outcome:
 
 
 def _summary(output: str, code: int) -> str:
-    """Tests are not all of it: of a failure the last words as well."""
-    last_words = output.splitlines()[-3:] if code else []
-    return "; ".join([tested.counted(output), *last_words])
+    """Tests are not all of it: of a failure the last words as well, and where the rest is."""
+    counts = tested.counted(output)
+    if not code:
+        return counts
+    last_words = [line for line in output.splitlines()[-3:] if line.strip("= ") not in counts]
+    return "; ".join([counts, *last_words, tested.kept(output)])
 
 
 PROMISES = [

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 from bench.promise import Outcome, Promise, Workbench
 
@@ -17,8 +18,9 @@ def promise(name: str, *selection: str, **environment: str) -> Promise:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=variables
         )
-        summary = counted(done.stdout)
-        return Outcome(summary, "all tests", done.returncode == 0 and re.search(r"\d+ passed", summary) is not None)
+        counts = counted(done.stdout)
+        passed = done.returncode == 0 and re.search(r"\d+ passed", counts) is not None
+        return Outcome(counts if passed else f"{counts}; {kept(done.stdout)}", "all tests", passed)
 
     return Promise(name, measure)
 
@@ -27,6 +29,13 @@ def counted(output: str) -> str:
     """What pytest says at its end, on one line: how many tests passed, then which did not."""
     told = [line for line in output.splitlines() if re.match(r"FAILED|ERROR|=* ?\d+ (passed|failed)", line)]
     return "; ".join(line.strip("= ") for line in told[::-1]) or "no test was run"
+
+
+def kept(output: str) -> str:
+    """Where all of it can be read: what failed once may not fail again."""
+    with tempfile.NamedTemporaryFile("w", prefix="pk-accept-", suffix=".log", delete=False) as log:
+        log.write(output)
+    return f"all of it in {log.name}"
 
 
 _INTEGRATION = "tests/integration"

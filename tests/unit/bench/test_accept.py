@@ -47,12 +47,13 @@ def test_the_rows_have_kernels_compiled_whatever_helpers_of_tests_they_use() -> 
 
 @pytest.mark.parametrize("measure", [setup.tests_pass, setup.containers_serve])
 def test_a_make_that_fails_after_its_tests_says_what_failed(
-    measure: Callable[[Workbench], Outcome], monkeypatch: pytest.MonkeyPatch
+    measure: Callable[[Workbench], Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    output = "FAILED tests/test_x.py::test_y\n== 1 failed, 3 passed in 2.00s ==\nthe checks\nrefused\nmake: Error 2\n"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    output = "E  assert 1\nFAILED tests/test_x.py::test_y\n== 1 failed, 3 passed in 2.00s ==\nrefused\nmake: Error 2\n"
     monkeypatch.setattr(setup, "run", lambda *_: (2.0, output, 2))
     outcome = measure(Workbench(Path()))
     assert not outcome.passed
-    assert outcome.figure.endswith(
-        "exit 2: 1 failed, 3 passed in 2.00s; FAILED tests/test_x.py::test_y; the checks; refused; make: Error 2"
-    )
+    told, _, log = outcome.figure.partition("; all of it in ")
+    assert told.endswith("exit 2: 1 failed, 3 passed in 2.00s; FAILED tests/test_x.py::test_y; refused; make: Error 2")
+    assert Path(log).read_text() == output
