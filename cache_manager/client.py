@@ -292,12 +292,12 @@ class _Stream:
         return wire.results_from_proto(answer.results)
 
     def lose(self, reason: str) -> None:
-        """The session is over; answers that have arrived can still be received."""
+        """The session is over; answers that have arrived can still be received. A stopping manager waits for it."""
         self._end(CacheConnectionLost(reason))
+        self._call.cancel()
 
     def close(self) -> None:
         self.lose("closed")
-        self._call.cancel()
         self._requests.put(None)
         self._channel.close()
 

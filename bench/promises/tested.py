@@ -50,6 +50,7 @@ PROMISES = [
         f"{_INTEGRATION}/test_runner_process.py",
         f"{_INTEGRATION}/test_gateway_process.py",
         f"{_INTEGRATION}/test_cache_manager.py",
+        f"{_INTEGRATION}/test_cache_manager_stop.py",
         f"{_INTEGRATION}/test_up.py",
     ),
     promise(

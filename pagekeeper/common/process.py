@@ -43,16 +43,17 @@ def run_process(name: str, body: Callable[[], int]) -> NoReturn:
 
 
 def run_in_event_loop(body: Coroutine[Any, Any, _T]) -> _T:
-    """`asyncio.run`, which lets the tasks of calls end that a stopped gRPC server has cancelled.
+    """`asyncio.run`, which after an orderly end lets the tasks of calls end that a stopped gRPC server has cancelled.
 
     The server does not wait for them. If the end of the event loop cancels them again, each writes a traceback.
     """
 
     async def run_to_the_last_call() -> _T:
-        try:
-            return await body
-        finally:
-            if calls := asyncio.all_tasks() - {asyncio.current_task()}:
-                await asyncio.wait(calls, timeout=_LAST_CALLS_S)
+        result = await body
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, late = await asyncio.wait(rest, timeout=_LAST_CALLS_S)
+            if late:
+                structlog.get_logger().warning("tasks did not end", tasks=[task.get_name() for task in late])
+        return result
 
     return asyncio.run(run_to_the_last_call())

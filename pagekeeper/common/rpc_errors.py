@@ -34,7 +34,7 @@ async def errors_as_status(context: "grpc.aio.ServicerContext[Any, Any]") -> Asy
     """End the call with the status of the error that is raised within."""
     try:
         yield
-    except grpc.aio.BaseError:  # gRPC's own word that the call is over: nobody is left to be told
+    except grpc.aio.BaseError:  # gRPC's own: the call is over, and it logs what else is wrong
         raise
     except Exception as error:  # noqa: BLE001 - nothing of an unexpected exception may reach the caller
         await context.abort_with_status(rpc_status.to_status(to_status(error)))
